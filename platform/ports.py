@@ -1,0 +1,178 @@
+"""The seams between rooms. Async even in-process, so that in-process objects and Ray actors implement them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from jurat.platform.types import (
+    Allocation,
+    Batch,
+    CheckpointRef,
+    Completion,
+    Finish,
+    FloatArray,
+    Group,
+    IntArray,
+    Judgement,
+    Message,
+    Microbatch,
+    Problem,
+    Request,
+    Rounds,
+    StepReport,
+    UpdateReport,
+    Visit,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+State = Mapping[str, Any]
+"""JSON values only."""
+
+
+class Tokenizer(Protocol):
+    eos_ids: tuple[int, ...]
+    """Ids that end a turn: the model's own eos and the chat template's end mark."""
+    max_length: int
+    """Longest sequence the model takes, in tokens."""
+
+    def encode_prompt(self, messages: Sequence[Message]) -> IntArray:
+        """[L0] ids of the conversation by the model's chat template, up to where the assistant's text begins."""
+        ...
+
+    def encode(self, text: str) -> IntArray:
+        """[N] ids of plain text, no special tokens added."""
+        ...
+
+    def decode(self, token_ids: IntArray) -> tuple[str, IntArray]:
+        """Text without special tokens, and [N] the offset in it after each token."""
+        ...
+
+
+class Sampler(Protocol):
+    async def sample(self, request: Request) -> Completion:
+        """Equal prompts share a prefill; requests made in one tick of the event loop are batched in the order made."""
+        ...
+
+    async def interrupt(self) -> tuple[Completion, ...]:
+        """Stop what is running; pending ``sample`` calls return what they have with finish "aborted"."""
+        ...
+
+
+class Scorer(Protocol):
+    ranks: int
+
+    async def score(self, rounds: Rounds) -> Sequence[Sequence[FloatArray]]:
+        """[round][rank] -> [T] natural-log probability of each target, 0 off the mask."""
+        ...
+
+
+class Objective(Protocol):
+    """A loss as a pure function of the log-probs (or values) of the current model."""
+
+    skips_zero_advantage: bool
+    """True if a sample whose advantages are all 0 has no gradient."""
+    token_local: bool
+    """True if the loss is a sum over tokens of functions of that token alone; a learner may then call it on pieces."""
+
+    def __call__(self, current: Tensor, mb: Microbatch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """current [T] -> scalar loss to be summed over microbatches, and metrics to be summed (weights already in)."""
+        ...
+
+
+class Learner(Scorer, Protocol):
+    version: int
+
+    async def update(self, rounds: Rounds, objective: Objective) -> UpdateReport:
+        """One optimiser step on the sum of the gradients of all microbatches."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Weights, optimiser and schedule as safetensors + JSON."""
+        ...
+
+    async def load(self, folder: Path, *, weights_only: bool = False) -> None: ...
+
+
+class WeightLink(Protocol):
+    async def publish(self, version: int) -> None:
+        """On return every new token is drawn by this version."""
+        ...
+
+
+class Judge(Protocol):
+    async def judge(self, problem: Problem, text: str, *, finish: Finish) -> Judgement:
+        """Never raises for a bad completion or a bad verifier: those are verdicts."""
+        ...
+
+
+class ProblemSource(Protocol):
+    def draw(self, count: int) -> tuple[Visit, ...]:
+        """The next ``count`` visits; fewer only at the end of a finite order."""
+        ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class Allocator(Protocol):
+    def plan(self, visits: Sequence[Visit]) -> tuple[Allocation, ...]:
+        """Sample counts for a whole batch, from the past only."""
+        ...
+
+    def extend(self, group: Group) -> int:
+        """More samples wanted for a finished group (0 = done)."""
+        ...
+
+    def keep(self, group: Group) -> str:
+        """'' to keep, else the reason to discard."""
+        ...
+
+    def observe(self, groups: Sequence[Group]) -> None: ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class GroupSource(Protocol):
+    def plan(self, step: int) -> None:
+        """Fix what the batch of ``step`` will hold; called in order of steps."""
+        ...
+
+    async def batch(self, step: int) -> Batch: ...
+
+    def observe(self, batch: Batch) -> None:
+        """The loop took this batch: allocators and curricula learn now, in batch order."""
+        ...
+
+    async def interrupt(self) -> State:
+        """Stop what is in flight and return a state from which nothing is lost or asked twice."""
+        ...
+
+    def restore(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class Ledger(Protocol):
+    """Records a run. Never blocks and never raises: a tracking failure is an event, not the end of training."""
+
+    def record_batch(self, batch: Batch) -> None: ...
+
+    def record_step(self, report: StepReport) -> None: ...
+
+    def record_checkpoint(self, ref: CheckpointRef) -> None: ...
+
+    def record_event(self, kind: str, payload: Mapping[str, Any]) -> None: ...
+
+    async def flush(self) -> None:
+        """Return when everything recorded so far is durable (or known to be lost, which is logged)."""
+        ...
+
+
+class Checkpoints(Protocol):
+    async def save(self, *, step: int, learners: Mapping[str, Learner], source: State) -> CheckpointRef: ...
