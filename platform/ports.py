@@ -11,6 +11,7 @@ from jurat.platform.types import (
     Batch,
     CheckpointRef,
     Completion,
+    Evaluation,
     Finish,
     FloatArray,
     Group,
@@ -28,6 +29,8 @@ from jurat.platform.types import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from jurat.platform.recipe import Recipe
 
 State = Mapping[str, Any]
 """JSON values only."""
@@ -176,3 +179,17 @@ class Ledger(Protocol):
 
 class Checkpoints(Protocol):
     async def save(self, *, step: int, learners: Mapping[str, Learner], source: State) -> CheckpointRef: ...
+
+
+class Reporter(Protocol):
+    """Tells a person how a run goes; called from the loop's thread, must return at once."""
+
+    def start(self, *, run_id: str, stage: str, recipe: Recipe, first_step: int, last_step: int) -> None: ...
+
+    def step(self, report: StepReport) -> None: ...
+
+    def evaluation(self, result: Evaluation) -> None: ...
+
+    def note(self, text: str) -> None:
+        """One line a person should read (an alarm, a checkpoint, an interrupt)."""
+        ...

@@ -390,3 +390,41 @@ class CheckpointRef:
     parent: str = ""
     """Digest of the checkpoint this run or stage began from."""
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimate:
+    """A mean over problems with its 95 % interval. Example: ``Estimate(value=.84, low=.80, high=.88)``."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evaluation:
+    """One model on one set of problems. Intervals are over problems, not over samples."""
+
+    name: str
+    """``held_out`` or ``unseen``."""
+    stage: str
+    step: int
+    """Policy version."""
+    problems: int
+    samples: int
+    """Samples per problem at temperature 1."""
+    accuracy: Estimate
+    """Mean score at temperature 1."""
+    pass_at: Mapping[int, Estimate]
+    """Unbiased pass@k (Chen et al. 2021, eq. 1) for each k."""
+    answer_rate: Estimate
+    """Share of samples from which an answer was read."""
+    accuracy_given_answer: Estimate
+    mean_tokens: float
+    truncated: float
+    """Share of samples that ended at the length limit."""
+    undecided: float
+    """Share of samples without a score; they are left out of the means."""
+    greedy: Estimate | None
+    """Accuracy of the argmax completion; None where it was not asked for."""
+    seconds: float

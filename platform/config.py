@@ -1,0 +1,168 @@
+"""Recipes from YAML: read, override with ``a.b=c``, validate; an unknown key names the nearest known one and its line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from jurat.platform.errors import ConfigError, nearest
+from jurat.platform.recipe import Recipe
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses duplicate keys and reads ``1e-5`` as a number."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if key in seen:
+            raise ConfigError(f"key {key!r} is given twice", where=f"line {key_node.start_mark.line + 1}")
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str, *, where: str) -> tuple[dict[str, Any], dict[tuple[str | int, ...], int]]:
+    """The mapping in ``text`` and the line (from 1) of every key path. Raises ConfigError naming ``where`` and the line."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"not YAML: {getattr(error, 'problem', error)}", where=f"{where}{line}") from None
+    except ConfigError as error:
+        raise ConfigError(error.what, where=f"{where}, {error.where}", fix="keep one of them") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"a recipe is a mapping of keys, got {type(value).__name__}", where=where)
+    lines: dict[tuple[str | int, ...], int] = {}
+
+    def walk(node: yaml.Node, path: tuple[str | int, ...]) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, item in node.value:
+                lines[(*path, key.value)] = key.start_mark.line + 1
+                walk(item, (*path, key.value))
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                lines[(*path, index)] = item.start_mark.line + 1
+                walk(item, (*path, index))
+
+    walk(node, ())
+    return value, lines
+
+
+def override(value: dict[str, Any], assignments: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with ``a.b=c`` set; values are YAML; list places are numbers (``reward.members.0.weight=2``).
+
+    A mapping of dotted keys to values does the same from Python. Raises ConfigError for a malformed assignment.
+    """
+    pairs = list(assignments.items()) if isinstance(assignments, Mapping) else [_assignment(a) for a in assignments]
+    out = json.loads(json.dumps(value))
+    for key, new in pairs:
+        here, *path = out, *key.split(".")
+        for part in path[:-1]:
+            here = here[int(part)] if isinstance(here, list) else here.setdefault(part, {})
+            if not isinstance(here, (dict, list)):
+                raise ConfigError(f"--set {key}: {part!r} holds {here!r}, which has no keys", where="--set")
+        if isinstance(here, list):
+            here[int(path[-1])] = new
+        else:
+            here[path[-1]] = new
+    return out
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    key, sign, raw = text.partition("=")
+    if not sign or not key:
+        raise ConfigError(f"--set needs key=value, got {text!r}", where="--set", fix="for example --set optim.lr=1e-5")
+    try:
+        return key, yaml.load(raw, Loader=_Loader)
+    except yaml.YAMLError:
+        return key, raw
+
+
+def validate(value: Mapping[str, Any], *, where: str, lines: Mapping[tuple[str | int, ...], int] | None = None) -> Recipe:
+    """A Recipe, or one ConfigError that lists every fault with its key and line."""
+    try:
+        return Recipe.model_validate(value)
+    except ValidationError as error:
+        said = []
+        first = ""
+        for fault in error.errors():
+            path = tuple(part for part in fault["loc"] if part not in _TAGS)
+            line = (lines or {}).get(path)
+            first = first or (f"{where}:{line}" if line else where)
+            key = ".".join(str(part) for part in path)
+            at = f" (line {line})" if line else ""
+            if fault["type"] == "extra_forbidden":
+                said.append(f"unknown key {key!r}{at}.{_nearest_key(path)}")
+            elif fault["type"] == "union_tag_invalid":
+                names = re.findall(r"'([a-z_]+)'", str(fault["ctx"]["expected_tags"]))
+                got = str(fault["ctx"]["tag"])
+                said.append(f"{key}.name: {got!r} is none of {', '.join(names)}{at}.{nearest(got, names)}")
+            else:
+                said.append(f"{key}: {fault['msg']}{at}, got {fault['input']!r:.80}")
+        raise ConfigError("\n  ".join(said), where=first, fix="jurat recipes show quickstart prints a whole recipe") from None
+
+
+_TAGS = {"grpo", "rloo", "sft"}
+"""Discriminator values, which pydantic puts into the path of a fault."""
+
+
+def _nearest_key(path: tuple[str | int, ...]) -> str:
+    """The known key nearest to the last of ``path``: among its siblings first, else anywhere in a recipe."""
+    wanted = str(path[-1])
+    model: Any = Recipe
+    for part in path[:-1]:
+        found = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        model = _model_in(found.annotation) if found else model
+    siblings = list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+    return nearest(wanted, siblings) or nearest(wanted, key_paths(Recipe)) or f" Known: {', '.join(siblings)}."
+
+
+def _model_in(annotation: Any) -> Any:
+    """The first pydantic model inside a type such as ``tuple[Member, ...]`` or ``Data | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in getattr(annotation, "__args__", ()):
+        found = _model_in(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def key_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every dotted key of a model."""
+    out = []
+    for name, info in model.model_fields.items():
+        out.append(prefix + name)
+        inner = _model_in(info.annotation)
+        if inner is not None and name != "stages":
+            out += key_paths(inner, f"{prefix}{name}.")
+    return out
+
+
+def load_recipe(path: Path, assignments: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
+    """Read, override and validate one recipe file. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the recipe: {error}", where=str(path), fix="jurat recipes ls lists those that ship") from None
+    value, lines = parse_yaml(text, where=str(path))
+    value.setdefault("name", path.stem)
+    return validate(override(value, assignments), where=str(path), lines=lines)

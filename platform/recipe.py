@@ -1,0 +1,268 @@
+"""What a run is: one frozen pydantic model per concern. Loaded by ``platform/config.py``; each room takes its own part.
+
+Words: prompts, samples and tokens. There are no mini, micro or global batch sizes but ``tokens_per_microbatch``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Part(BaseModel):
+    """Base of every part: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+# ---- what is asked -----------------------------------------------------------------------------------------------
+
+
+class Fields(Part):
+    """Which column of a row is what."""
+
+    question: str = "question"
+    answer: str = "answer"
+    solution: str | None = None
+    """Column with a worked solution, for SFT."""
+    gold: Literal["auto", "plain", "hashes", "boxed"] = "auto"
+    """How the gold is found in ``answer``: as it is, after ``####``, in the last ``\\boxed{}``; auto tries #### then boxed then plain."""
+
+
+class Source(Part):
+    """Where problems come from: ``generated``, a ``.jsonl``/``.parquet`` path, or a Hub id."""
+
+    source: str
+    levels: tuple[int, ...] = (1,)
+    """Generated problems only."""
+    size: int | None = Field(default=None, ge=1)
+    """Generated: how many problems. Files: at most this many, after the shuffle."""
+    split: str = "train"
+    """Hub split, and the split name of generated problems."""
+    fraction: tuple[float, float] = (0.0, 1.0)
+    """Keep rows whose content hash falls in [low, high) of the unit interval: disjoint ranges are disjoint splits."""
+    fields: Fields = Fields()
+    verifier: str = "math"
+    verifier_args: dict[str, Any] = {}
+    bad_rows: Literal["refuse", "skip"] = "refuse"
+    seed: int = 0
+    """Seed of generation; the order of a run comes from the run's seed."""
+
+    @field_validator("fraction")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0.0 <= value[0] < value[1] <= 1.0:
+            raise ValueError(f"fraction needs 0 <= low < high <= 1, got {list(value)}")
+        return value
+
+
+class Curriculum(Part):
+    """Draw levels by their past success, from the past only: easy first, harder as they are solved."""
+
+    name: Literal["level"] = "level"
+    target: float = Field(default=0.7, gt=0, lt=1)
+    """A level opens when the one below has this mean reward."""
+    window: int = Field(default=64, ge=1)
+
+
+class Data(Part):
+    train: Source
+    held_out: Source | None = None
+    unseen: Source | None = None
+    """Problems of a kind that is never trained on, measured beside held_out."""
+    max_prompt_tokens: int = Field(default=1024, ge=1)
+    long_prompts: Literal["refuse", "skip"] = "skip"
+    curriculum: Curriculum | None = None
+
+
+class Prompt(Part):
+    """How a question becomes messages."""
+
+    system: str | None = None
+    prefix: str = ""
+    suffix: str = ""
+
+
+# ---- what is true ------------------------------------------------------------------------------------------------
+
+
+class Member(Part):
+    use: str
+    """A verifier's name, or ``problem``: the verifier that the problem itself names."""
+    role: Literal["outcome", "process", "style", "format", "safety"] = "outcome"
+    weight: float = 1.0
+    args: dict[str, Any] = {}
+
+
+class RewardPart(Part):
+    members: tuple[Member, ...] = (Member(use="problem"),)
+    on_undecided: Literal["exclude", "zero", "raise"] = "exclude"
+    max_undecided: float = Field(default=0.25, ge=0, le=1)
+    """Share of a step's samples without a verdict above which the run stops."""
+    workers: int = Field(default=1, ge=1)
+    """Processes for verifiers that are not bounded by construction."""
+
+
+# ---- how it learns -----------------------------------------------------------------------------------------------
+
+
+class KL(Part):
+    coef: float = Field(default=0.0, ge=0)
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+
+
+class PolicyGradient(Part):
+    """GRPO and its relatives: an advantage rule, a clipped loss, an aggregation."""
+
+    name: Literal["grpo", "rloo"] = "grpo"
+    advantage: Literal["grpo", "rloo", "dr_grpo"] | None = None
+    """None: the one the name stands for."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.2, gt=0)
+    aggregation: Literal["token-mean", "prompt-mean"] = "token-mean"
+    kl: KL = KL()
+
+
+class SFT(Part):
+    """Cross-entropy on the solution of each problem (``columns["solution"]``, else the reference)."""
+
+    name: Literal["sft"]
+
+
+Algorithm = Annotated[PolicyGradient | SFT, Field(discriminator="name")]
+
+
+class Uniform(Part):
+    name: Literal["uniform"] = "uniform"
+    samples_per_prompt: int = Field(default=8, ge=1)
+
+
+class SamplingPart(Part):
+    temperature: float = Field(default=1.0, gt=0)
+    max_new_tokens: int = Field(default=256, ge=1)
+    stop: tuple[str, ...] = ()
+    """Extra stop tokens by name; the model's own end marks always stop."""
+    max_concurrent: int = Field(default=128, ge=1)
+    """Rows decoded at once; finished rows are replaced by waiting ones."""
+
+
+class Optim(Part):
+    lr: float = Field(default=1e-6, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0)
+    clip_norm: float = Field(default=1.0, gt=0)
+    max_skipped: int = Field(default=3, ge=1)
+    """Stop after this many non-finite steps in a row."""
+
+
+# ---- machines ----------------------------------------------------------------------------------------------------
+
+
+class Engine(Part):
+    home: Literal["local"] = "local"
+    path: Literal["auto", "fast", "simple"] = "auto"
+    """fast: own kernels for Llama-like models; simple: the transformers model; auto: fast where it fits."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Working copy; masters and gradients are float32 always."""
+    device: str = "cpu"
+    threads: int | None = Field(default=None, ge=1)
+    """OpenMP threads; None: the physical cores this process may use."""
+    activation_checkpointing: bool = False
+    max_lag: int = Field(default=0, ge=0, le=0)
+    """0: sampler and learner take turns."""
+
+
+class Evaluate(Part):
+    every: int | None = Field(default=None, ge=1)
+    """Steps between held-out evaluations; None: only before and after."""
+    problems: int = Field(default=100, ge=1)
+    """Held-out problems per evaluation during training."""
+    final_problems: int = Field(default=300, ge=1)
+    """Held-out problems before and after."""
+    samples: int = Field(default=8, ge=1)
+    """Samples per problem for accuracy at temperature 1 and pass@k."""
+
+
+class CheckpointPart(Part):
+    every: int | None = Field(default=None, ge=1)
+    """None: only at the end."""
+    keep: int = Field(default=2, ge=1)
+
+
+class Tracking(Part):
+    """Where the run is recorded."""
+
+    database: str | None = None
+    """SQLAlchemy URL; None: SQLite under the home folder."""
+    texts: bool = True
+    """Store prompts and completions as text beside the tokens."""
+
+
+class Stage(Part):
+    """One stage of a recipe with several: each key replaces the recipe's own. ``name`` appears in paths and records."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$")
+    steps: int = Field(ge=1)
+    data: Data | None = None
+    prompt: Prompt | None = None
+    algorithm: Algorithm | None = None
+    allocation: Uniform | None = None
+    sampling: SamplingPart | None = None
+    optim: Optim | None = None
+    reward: RewardPart | None = None
+    evaluate: Evaluate | None = None
+    checkpoint: CheckpointPart | None = None
+    prompts_per_step: int | None = Field(default=None, ge=1)
+    updates_per_step: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
+    tokens_per_microbatch: int | None = Field(default=None, ge=1)
+
+
+class Recipe(Part):
+    """A run, whole."""
+
+    name: str = ""
+    about: str = ""
+    model: str
+    """A fetched name, a local folder, a Hub id, or ``tiny-random``: a small model with random weights, made in code."""
+    data: Data
+    prompt: Prompt = Prompt()
+    verifiers: tuple[str, ...] = ()
+    """A user's files, relative to the recipe."""
+    reward: RewardPart = RewardPart()
+    algorithm: Algorithm = PolicyGradient()
+    allocation: Uniform = Uniform()
+    sampling: SamplingPart = SamplingPart()
+    optim: Optim = Optim()
+    steps: int = Field(default=100, ge=1)
+    prompts_per_step: int = Field(default=8, ge=1)
+    updates_per_step: int = Field(default=1, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    tokens_per_microbatch: int = Field(default=4096, ge=1)
+    engine: Engine = Engine()
+    evaluate: Evaluate = Evaluate()
+    checkpoint: CheckpointPart = CheckpointPart()
+    tracking: Tracking = Tracking()
+    seed: int = 0
+    stages: tuple[Stage, ...] = ()
+
+    @model_validator(mode="after")
+    def _stages_differ(self) -> Recipe:
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) != len(names):
+            raise ValueError(f"stages: names must differ, got {names}")
+        return self
+
+    def staged(self) -> tuple[tuple[str, Recipe], ...]:
+        """(stage name, recipe of that stage without stages), in order; one unnamed stage where none is given."""
+        if not self.stages:
+            return (("", self),)
+        made = []
+        for stage in self.stages:
+            given = {key: getattr(stage, key) for key in stage.model_fields_set if key != "name"}
+            made.append((stage.name, self.model_copy(update={**given, "stages": ()})))
+        return tuple(made)
