@@ -1,0 +1,322 @@
+"""All weights of a Llama-like model in one flat buffer, with named views: float32 master and a working copy.
+
+Layout (one offset table for master, gradient, moments and working copy alike)::
+
+    embed [V, H] | head [V, H] unless tied | per layer: q k v o gate up down | norms: per layer 2 x [H], final [H]
+
+q, k, v of a layer are adjacent, and so are gate and up: each makes one matrix by a view. Norms come last, so weight decay
+covers exactly the first ``num_matrix`` numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from jurat.platform.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+ARCHITECTURES = ("llama", "mistral")
+ROPE_TYPES = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A Llama-like decoder: RMSNorm before attention and before SwiGLU, rotary positions, no biases.
+
+    Example: SmolLM2-135M is ``Shape(layers=30, hidden=576, heads=9, kv_heads=3, head_dim=64, ff=1536, vocab=49152, ...)``
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ff: int
+    vocab: int
+    inv_freq: tuple[float, ...]
+    """[head_dim / 2] radians per position, scaling applied."""
+    rms_eps: float
+    tied: bool
+    """The head is the embedding."""
+    max_length: int
+    """Positions the model was made for."""
+
+    @property
+    def qkv(self) -> int:
+        """Rows of the joint q, k, v matrix."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Views of one layer in some flat buffer."""
+
+    norm1: Tensor
+    """[H]"""
+    qkv: Tensor
+    """[(heads + 2 kv_heads) * head_dim, H]; rows of q, then k, then v."""
+    o: Tensor
+    """[H, heads * head_dim]"""
+    norm2: Tensor
+    """[H]"""
+    gate_up: Tensor
+    """[2 FF, H]; gate, then up."""
+    down: Tensor
+    """[H, FF]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """A flat buffer seen as a model."""
+
+    embed: Tensor
+    """[V, H]"""
+    head: Tensor
+    """[V, H]; the same memory as embed when tied."""
+    norm: Tensor
+    """[H]"""
+    layers: tuple[Layer, ...]
+
+
+def fits(config: PretrainedConfig) -> str:
+    """'' if the fast path covers a transformers config, else the reason that it does not."""
+    kind = config.model_type
+    if kind not in ARCHITECTURES:
+        return f"model_type {kind!r} is not one of {', '.join(ARCHITECTURES)}"
+    if getattr(config, "quantization_config", None):
+        return "the weights are quantised"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"hidden_act {config.hidden_act!r} is not 'silu'"
+    for key in ("attention_bias", "mlp_bias"):
+        if getattr(config, key, False):
+            return f"{key} is true"
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < config.max_position_embeddings:
+        return f"attention has a sliding window of {window}"
+    rope = _rope_type(config)
+    if rope not in ROPE_TYPES:
+        return f"rope type {rope!r} is not one of {', '.join(ROPE_TYPES)}"
+    if config.num_attention_heads % config.num_key_value_heads:
+        return f"{config.num_attention_heads} heads do not divide by {config.num_key_value_heads} key-value heads"
+    return ""
+
+
+def shape_of(config: PretrainedConfig) -> Shape:
+    """The shape of a transformers config that ``fits``."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    reason = fits(config)
+    if reason:
+        raise ModelError(f"the fast path does not cover this model: {reason}", fix="set engine.path: auto or simple")
+    rotary = LlamaRotaryEmbedding(config)
+    return Shape(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        ff=config.intermediate_size,
+        vocab=config.vocab_size,
+        inv_freq=tuple(rotary.inv_freq.double().tolist()),
+        rms_eps=config.rms_norm_eps,
+        tied=bool(config.tie_word_embeddings),
+        max_length=config.max_position_embeddings,
+    )
+
+
+def _rope_type(config: PretrainedConfig) -> str:
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return rope.get("rope_type", "default")
+
+
+def _table(shape: Shape) -> tuple[dict[str, tuple[int, tuple[int, ...]]], int, int]:
+    """{HF name: (offset, shape)}, numbers in matrices, numbers in all."""
+    heads, kv, hidden = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.hidden
+    matrices: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (shape.vocab, hidden))]
+    norms: list[tuple[str, tuple[int, ...]]] = []
+    if not shape.tied:
+        matrices.append(("lm_head.weight", (shape.vocab, hidden)))
+    for index in range(shape.layers):
+        at = f"model.layers.{index}."
+        matrices += [
+            (at + "self_attn.q_proj.weight", (heads, hidden)),
+            (at + "self_attn.k_proj.weight", (kv, hidden)),
+            (at + "self_attn.v_proj.weight", (kv, hidden)),
+            (at + "self_attn.o_proj.weight", (hidden, heads)),
+            (at + "mlp.gate_proj.weight", (shape.ff, hidden)),
+            (at + "mlp.up_proj.weight", (shape.ff, hidden)),
+            (at + "mlp.down_proj.weight", (hidden, shape.ff)),
+        ]
+        norms += [(at + "input_layernorm.weight", (hidden,)), (at + "post_attention_layernorm.weight", (hidden,))]
+    norms.append(("model.norm.weight", (hidden,)))
+    table, offset = {}, 0
+    for name, size in matrices + norms:
+        table[name] = (offset, size)
+        offset += _count(size)
+    return table, offset - sum(_count(size) for _, size in norms), offset
+
+
+def _count(size: tuple[int, ...]) -> int:
+    return size[0] * (size[1] if len(size) == 2 else 1)
+
+
+class FlatWeights:
+    """One flat float32 ``master`` [n] and a ``working`` copy [n] in ``dtype`` on the same layout.
+
+    In float32 the working copy *is* the master. Other buffers of the layout (gradient, moments) come from ``like``.
+    """
+
+    def __init__(self, shape: Shape, *, dtype: torch.dtype, device: str = "cpu") -> None:
+        self.shape, self.dtype = shape, dtype
+        self.table, self.num_matrix, self.size = _table(shape)
+        self.master = torch.zeros(self.size, dtype=torch.float32, device=device)
+        self.working = self.master if dtype == torch.float32 else torch.zeros_like(self.master, dtype=dtype)
+
+    # ---- in and out ----
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> FlatWeights:
+        """Read an HF folder. Raises ModelError for a model that does not fit or a missing, unknown or misshapen tensor."""
+        from transformers import AutoConfig
+
+        weights = cls(shape_of(AutoConfig.from_pretrained(folder)), dtype=dtype, device=device)
+        weights.read(folder)
+        return weights
+
+    @classmethod
+    def from_state_dict(
+        cls, config: PretrainedConfig, state: Mapping[str, Tensor], *, dtype: torch.dtype = torch.bfloat16
+    ) -> FlatWeights:
+        """From a transformers model: ``from_state_dict(model.config, model.state_dict())``."""
+        weights = cls(shape_of(config), dtype=dtype)
+        weights._fill(iter(state.items()), where="state dict")
+        return weights
+
+    def read(self, folder: Path) -> None:
+        """Replace the master by the weights of an HF folder, and refresh the working copy."""
+        self._fill(_tensors(folder), where=str(folder))
+
+    def _fill(self, tensors: Iterator[tuple[str, Tensor]], *, where: str) -> None:
+        views, missing = self.views(self.master), set(self.table)
+        for name, tensor in tensors:
+            if name.endswith("rotary_emb.inv_freq") or (self.shape.tied and name == "lm_head.weight"):
+                continue
+            if name not in views:
+                raise ModelError(f"tensor {name!r} has no place in this model", where=where,
+                                 fix="config.json and the weight files must belong together")  # fmt: skip
+            if views[name].shape != tensor.shape:
+                raise ModelError(
+                    f"tensor {name!r}: got shape {list(tensor.shape)}, config.json says {list(views[name].shape)}",
+                    where=where, fix="config.json and the weight files must belong together",
+                )  # fmt: skip
+            views[name].copy_(tensor)
+            missing.discard(name)
+        if missing:
+            raise ModelError(f"{len(missing)} tensors are missing, first {min(missing)!r}", where=where,
+                             fix="fetch the model again: a weight file is incomplete")  # fmt: skip
+        self.refresh_working()
+
+    def export(self, folder: Path, *, source: Path, dtype: torch.dtype | None = None) -> None:
+        """Write an HF folder that plain transformers loads; config and tokenizer files come from ``source``.
+
+        ``dtype`` None writes the working copy's. A tied head is left out, as transformers does.
+        """
+        from safetensors.torch import save_file
+
+        dtype = dtype or self.dtype
+        folder.mkdir(parents=True, exist_ok=True)
+        copy_side_files(source, folder)
+        config = json.loads((source / "config.json").read_text())
+        config.pop("torch_dtype", None)
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        buffer = self.working if dtype == self.dtype else self.master
+        tensors = {name: view.to(device="cpu", dtype=dtype) for name, view in self.views(buffer).items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    # ---- views ----
+
+    def like(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A zero buffer [n] of this layout: a gradient or a moment."""
+        return torch.zeros(self.size, dtype=dtype, device=self.master.device)
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """{HF name: view} of any buffer of this layout."""
+        return {name: buffer[at : at + _count(size)].view(size) for name, (at, size) in self.table.items()}
+
+    def model(self, buffer: Tensor) -> Views:
+        """The same views by role, with q, k, v joined and gate, up joined."""
+        shape, named = self.shape, self.views(buffer)
+
+        def joined(first: str, rows: int) -> Tensor:
+            at = self.table[first][0]
+            return buffer[at : at + rows * shape.hidden].view(rows, shape.hidden)
+
+        layers = []
+        for index in range(shape.layers):
+            at = f"model.layers.{index}."
+            layers.append(
+                Layer(
+                    norm1=named[at + "input_layernorm.weight"],
+                    qkv=joined(at + "self_attn.q_proj.weight", shape.qkv),
+                    o=named[at + "self_attn.o_proj.weight"],
+                    norm2=named[at + "post_attention_layernorm.weight"],
+                    gate_up=joined(at + "mlp.gate_proj.weight", 2 * shape.ff),
+                    down=named[at + "mlp.down_proj.weight"],
+                )
+            )
+        embed = named["model.embed_tokens.weight"]
+        head = embed if shape.tied else named["lm_head.weight"]
+        return Views(embed=embed, head=head, norm=named["model.norm.weight"], layers=tuple(layers))
+
+    def refresh_working(self) -> None:
+        """Round the master into the working copy; in float32 they are one."""
+        if self.working is not self.master:
+            self.working.copy_(self.master)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of every safetensors file of an HF folder, one in memory at a time."""
+    from safetensors import safe_open
+
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                yield name, file.get_tensor(name)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of an HF folder, in order. Raises ModelError naming what is missing; pickles are refused."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if not missing:
+        return [folder / name for name in names]
+    if (folder / "pytorch_model.bin").exists() or (folder / "pytorch_model.bin.index.json").exists():
+        raise ModelError("the weights are a pickle (pytorch_model.bin), which could run code when read", where=str(folder),
+                         fix="convert them to safetensors: load with transformers and save_pretrained again")  # fmt: skip
+    raise ModelError(f"no weights: {', '.join(missing)} not found", where=str(folder),
+                     fix="the folder needs model.safetensors (or model.safetensors.index.json and its shards)")  # fmt: skip
+
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", ".h5", ".msgpack", ".onnx")
+
+
+def copy_side_files(source: Path, folder: Path) -> None:
+    """Copy what is not a weight (tokenizer, chat template, generation config) from one HF folder to another."""
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.name != "config.json" and not path.name.endswith(WEIGHT_SUFFIXES):
+            shutil.copyfile(path, folder / path.name)
