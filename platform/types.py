@@ -289,7 +289,7 @@ class Sample:
     """One sequence to learn from. Columns are [L] float32, 0 off the mask; None where the algorithm does not declare one.
 
     Example: prompt of 2, completion of 1: ``Sample(tokens=[1, 5, 9], loss_mask=[F, F, T], sampler_logprobs=[0, 0, -.4],
-    weights=[0, 0, 1/3], advantages=[0, 0, .5], atom=0)``
+    weights=[0, 0, 1], advantages=[0, 0, .5], atom=0)``
     """
 
     tokens: IntArray
@@ -299,7 +299,7 @@ class Sample:
     sampler_logprobs: FloatArray
     """[L]; zeros for offline data."""
     weights: FloatArray
-    """[L]; carries the update's global normaliser: the loss of an update is ``sum_t weights[t] * L_t``."""
+    """[L]; relative, 1 at an ordinary target. Packing turns them into a microbatch's, which carry the update's normaliser."""
     advantages: FloatArray
     """[L]"""
     proximal_logprobs: FloatArray | None = None
@@ -332,6 +332,7 @@ class Microbatch:
     sampler_logprobs: Tensor
     """[T] float32, as are all columns; 0 off the mask."""
     weights: Tensor
+    """The update's global normaliser is in them: the loss of an update is ``sum_t weights[t] * L_t``."""
     advantages: Tensor
     proximal_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
