@@ -1,0 +1,147 @@
+"""The loop, top to bottom: take a batch, record it, turn it into samples, update, publish, record, save.
+
+```
+ plan -> sample -> judge -> [Batch] -> record -> annotate -> samples -> pack -> update -> publish -> record -> save
+  ^        (source, ahead by max_lag)                 (whole batch)      (learners)        |
+  +----------------------------------- version s + 1 -------------------------------------+
+```
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from jurat.platform import faults
+from jurat.platform.ports import Checkpoints, Learner, Ledger, Reporter, Scorer, WeightLink
+from jurat.platform.randomness import generator
+from jurat.platform.types import StepReport, UpdateReport
+from jurat.trainers.buffer import Buffer
+from jurat.trainers.limits import Limits
+from jurat.trainers.metrics import step_metrics
+from jurat.trainers.packing import pack, updates
+from jurat.trainers.samples import Algorithm, annotate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What the loop needs to know of a recipe: flat, no config."""
+
+    seed: int
+    stage: str
+    first_step: int
+    num_steps: int
+    algorithm: Algorithm
+    limits: Limits
+    epochs: int
+    updates_per_step: int
+    tokens_per_microbatch: int
+    save_every: int | None
+    evaluate_every: int | None
+
+    def rng(self, step: int, purpose: str) -> np.random.Generator:
+        return generator(self.seed, self.stage, step, purpose)
+
+    def saves_after(self, step: int) -> bool:
+        return step + 1 == self.num_steps or (self.save_every is not None and (step + 1) % self.save_every == 0)
+
+    def evaluates_after(self, step: int) -> bool:
+        due = self.evaluate_every is not None and (step + 1) % self.evaluate_every == 0
+        return due and step + 1 < self.num_steps
+
+
+async def train(
+    run: Run,
+    *,
+    buffer: Buffer,
+    learners: Mapping[str, Learner],
+    scorers: Mapping[str, Scorer],
+    link: WeightLink,
+    ledger: Ledger,
+    checkpoints: Checkpoints,
+    reporter: Reporter,
+    evaluate: Callable[[int], Awaitable[None]],
+) -> int:
+    """Run steps first_step .. num_steps - 1; returns the policy version reached (less than num_steps if stopped).
+
+    A stop asked for while a batch is awaited drops that batch; asked for later it lets the step finish. Both end in a
+    checkpoint from which a resumed run equals one that was never stopped.
+    """
+    algorithm = run.algorithm
+    buffer.published(run.first_step)
+
+    async def save(version: int) -> None:
+        started = time.perf_counter()
+        state = await buffer.checkpoint()
+        await ledger.flush()  # a checkpoint never outruns its record
+        ref = await checkpoints.save(step=version, learners=learners, source=state)
+        ledger.record_checkpoint(ref)
+        reporter.note(f"checkpoint at step {version}: {ref.path} ({time.perf_counter() - started:.1f} s)")
+
+    saved = version = run.first_step
+    for step in range(run.first_step, run.num_steps):
+        clock = Clock()
+        batch = await buffer.take(step)
+        if batch is None:
+            break
+        clock.lap("wait")
+        ledger.record_batch(batch)  # evidence first, then judgement
+        run.limits.check(batch, reporter)
+        scores = await annotate(
+            batch.groups, algorithm.needs, {**scorers, **learners}, tokens=run.tokens_per_microbatch
+        )
+        clock.lap("score")
+        samples = algorithm.samples(batch.groups, scores)
+        reports: list[UpdateReport] = []
+        for part in updates(
+            samples, epochs=run.epochs, per_epoch=run.updates_per_step, rng=run.rng(step, "updates")
+        ):
+            for role, objective in algorithm.objectives.items():
+                packed = pack(
+                    part, objective, algorithm.aggregation, ranks=learners[role].ranks,
+                    tokens=run.tokens_per_microbatch, constant=algorithm.constant,
+                )  # fmt: skip
+                reports.append(await learners[role].update(packed.rounds, objective))
+        clock.lap("update")
+        run.limits.check_updates(reports, reporter)
+        faults.point("loop.between_update_and_publish")
+        version = step + 1
+        await link.publish(version)
+        buffer.published(version)
+        clock.lap("publish")
+        report = StepReport(
+            step=step, version=version, metrics=step_metrics(batch, reports), updates=tuple(reports),
+            seconds={**clock.laps, "sample": batch.seconds.get("sample", 0.0), "judge": batch.seconds.get("judge", 0.0)},
+        )  # fmt: skip
+        ledger.record_step(report)
+        reporter.step(report)
+        if run.saves_after(step):
+            await save(version)
+            saved = version
+        if run.evaluates_after(step):
+            await evaluate(version)
+        if buffer.stop.is_set():
+            break
+    if saved != version or (version == run.first_step and buffer.stop.is_set()):
+        await save(version)
+    await buffer.cancel()
+    return version
+
+
+class Clock:
+    """Wall seconds by phase."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Seconds since the last lap go to ``name``."""
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
+        self._last = now
+
+

@@ -1,0 +1,50 @@
+"""The numbers of a step. What is logged is what is optimised: rewards here are those the advantages were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jurat.platform.types import Batch, UpdateReport
+
+
+def step_metrics(batch: Batch, reports: Sequence[UpdateReport]) -> dict[str, float]:
+    """Flat names: ``reward/*``, ``verifier/<member>/*``, ``group/*``, ``tokens/*``, ``<role>/*`` (means over updates)."""
+    groups = batch.groups
+    scored = [s for g in groups for s in g.scored]
+    rewards = np.array([s.judgement.reward.value for s in scored if s.judgement.reward.value is not None])
+    lengths = np.array([s.rollout.num_completion_tokens for s in scored])
+    out: dict[str, float] = {
+        "reward/mean": _mean(rewards),
+        "reward/std": float(rewards.std()) if len(rewards) else 0.0,
+        "reward/undecided": 1 - len(rewards) / len(scored) if scored else 0.0,
+        "tokens/mean_length": _mean(lengths),
+        "tokens/max_length": float(lengths.max(initial=0)),
+        "tokens/truncated": _mean(np.array([s.rollout.finish == "length" for s in scored])),
+        "tokens/sampled": float(lengths.sum()),
+        "group/count": float(len(groups)),
+        "group/discarded": float(len(batch.discarded)),
+    }
+    spreads = []
+    for group in groups:
+        values = [s.judgement.reward.value for s in group.scored if s.judgement.reward.value is not None]
+        spreads.append(len(set(values)) < 2)
+    out["group/zero_variance"] = _mean(np.array(spreads))
+    for name in dict.fromkeys(name for s in scored for name in s.judgement.verdicts):
+        verdicts = [s.judgement.verdicts[name] for s in scored if name in s.judgement.verdicts]
+        scores = np.array([v.score for v in verdicts if v.score is not None])
+        out[f"verifier/{name}/mean"] = _mean(scores)
+        out[f"verifier/{name}/undecided"] = 1 - len(scores) / len(verdicts)
+        out[f"verifier/{name}/seconds"] = _mean(np.array([v.seconds for v in verdicts]))
+    for role in dict.fromkeys(report.role for report in reports):
+        mine = [report for report in reports if report.role == role]
+        for key in dict.fromkeys(key for report in mine for key in report.metrics):
+            out[f"{role}/{key}"] = _mean(np.array([r.metrics[key] for r in mine if key in r.metrics]))
+        out[f"{role}/trained_tokens"] = float(sum(r.tokens for r in mine))
+        out[f"{role}/forwarded_tokens"] = float(sum(r.forwarded_tokens for r in mine))
+    return out
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else 0.0
