@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021), in the half-split convention of transformers: x = [a, b] -> [a c - b s, b c + a s]."""
+"""Rotary positions (Su et al. 2021), halves as in transformers: x = [a, b] -> [a cos - b sin, b cos + a sin]."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def tables(shape: Shape, length: int, *, device: torch.device | str = "cpu") -> 
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [..., head_dim] turned by the tables (broadcast to [..., head_dim / 2]); computed in float32, returned as x's dtype.
+    """x [..., head_dim] turned by tables that broadcast to [..., head_dim / 2]; float32 inside, x's dtype out.
 
     The inverse, for gradients, is ``rotate(x, cos, -sin)``.
     """

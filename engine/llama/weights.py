@@ -4,14 +4,13 @@ Layout (one offset table for master, gradient, moments and working copy alike)::
 
     embed [V, H] | head [V, H] unless tied | per layer: q k v o gate up down | norms: per layer 2 x [H], final [H]
 
-q, k, v of a layer are adjacent, and so are gate and up: each makes one matrix by a view. Norms come last, so weight decay
+q, k, v of a layer are adjacent, and so are gate and up: each makes one matrix by a view. Norms come last: weight decay
 covers exactly the first ``num_matrix`` numbers.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from jurat.engine.folders import copy_side_files, weight_files
 from jurat.platform.errors import ModelError
 
 if TYPE_CHECKING:
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("llama", "mistral")
 ROPE_TYPES = ("default", "linear", "llama3")
+TOGETHER = "config.json and the weight files must belong together"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """A Llama-like decoder: RMSNorm before attention and before SwiGLU, rotary positions, no biases.
 
-    Example: SmolLM2-135M is ``Shape(layers=30, hidden=576, heads=9, kv_heads=3, head_dim=64, ff=1536, vocab=49152, ...)``
+    Example: SmolLM2-135M is ``Shape(layers=30, hidden=576, heads=9, kv_heads=3, head_dim=64, ff=1536, ...)``
     """
 
     layers: int
@@ -186,7 +187,7 @@ class FlatWeights:
 
     @classmethod
     def from_folder(cls, folder: Path, *, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> FlatWeights:
-        """Read an HF folder. Raises ModelError for a model that does not fit or a missing, unknown or misshapen tensor."""
+        """Read an HF folder. Raises ModelError if it does not fit or a tensor is missing, unknown or misshapen."""
         from transformers import AutoConfig
 
         weights = cls(shape_of(AutoConfig.from_pretrained(folder)), dtype=dtype, device=device)
@@ -212,18 +213,21 @@ class FlatWeights:
             if name.endswith("rotary_emb.inv_freq") or (self.shape.tied and name == "lm_head.weight"):
                 continue
             if name not in views:
-                raise ModelError(f"tensor {name!r} has no place in this model", where=where,
-                                 fix="config.json and the weight files must belong together")  # fmt: skip
+                raise ModelError(f"tensor {name!r} has no place in this model", where=where, fix=TOGETHER)
             if views[name].shape != tensor.shape:
                 raise ModelError(
                     f"tensor {name!r}: got shape {list(tensor.shape)}, config.json says {list(views[name].shape)}",
-                    where=where, fix="config.json and the weight files must belong together",
-                )  # fmt: skip
+                    where=where,
+                    fix=TOGETHER,
+                )
             views[name].copy_(tensor)
             missing.discard(name)
         if missing:
-            raise ModelError(f"{len(missing)} tensors are missing, first {min(missing)!r}", where=where,
-                             fix="fetch the model again: a weight file is incomplete")  # fmt: skip
+            raise ModelError(
+                f"{len(missing)} tensors are missing, first {min(missing)!r}",
+                where=where,
+                fix="fetch the model again: a weight file is incomplete",
+            )
         self.refresh_working()
 
     def export(self, folder: Path, *, source: Path, dtype: torch.dtype | None = None) -> None:
@@ -293,30 +297,3 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 yield name, file.get_tensor(name)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of an HF folder, in order. Raises ModelError naming what is missing; pickles are refused."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
-    missing = [name for name in names if not (folder / name).is_file()]
-    if not missing:
-        return [folder / name for name in names]
-    if (folder / "pytorch_model.bin").exists() or (folder / "pytorch_model.bin.index.json").exists():
-        raise ModelError("the weights are a pickle (pytorch_model.bin), which could run code when read", where=str(folder),
-                         fix="convert them to safetensors: load with transformers and save_pretrained again")  # fmt: skip
-    raise ModelError(f"no weights: {', '.join(missing)} not found", where=str(folder),
-                     fix="the folder needs model.safetensors (or model.safetensors.index.json and its shards)")  # fmt: skip
-
-
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", ".h5", ".msgpack", ".onnx")
-
-
-def copy_side_files(source: Path, folder: Path) -> None:
-    """Copy what is not a weight (tokenizer, chat template, generation config) from one HF folder to another."""
-    for path in sorted(source.iterdir()):
-        if path.is_file() and path.name != "config.json" and not path.name.endswith(WEIGHT_SUFFIXES):
-            shutil.copyfile(path, folder / path.name)
