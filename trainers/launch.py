@@ -1,0 +1,423 @@
+"""The composition root: a recipe becomes a run. The only file that sees engine, verifiers and datasets together."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jurat.datasets.cursor import ShuffledSource
+from jurat.datasets.load import ProblemSet, load_problems
+from jurat.engine import checkpoint as checkpointing
+from jurat.engine import local, models
+from jurat.platform.canonical import digest
+from jurat.platform.errors import ConfigError, DataError, JuratError
+from jurat.platform.ports import GroupSource, Judge, Reporter, Tokenizer
+from jurat.platform.recipe import SFT, Prompt, Recipe, SamplingPart, Source
+from jurat.platform.runs.ledger import RunLedger
+from jurat.platform.runs.lock import RunLock
+from jurat.platform.runs.store import RunInfo, Store
+from jurat.platform.types import CheckpointRef, Evaluation, Problem, Sampling
+from jurat.trainers import evaluate as evaluation
+from jurat.trainers.algorithms import build_algorithm
+from jurat.trainers.allocate import UniformAllocator
+from jurat.trainers.buffer import Buffer
+from jurat.trainers.limits import Limits
+from jurat.trainers.loop import Run
+from jurat.trainers.loop import train as run_loop
+from jurat.trainers.offline import Demonstrations
+from jurat.trainers.rollouts import Rollouts
+from jurat.verifiers.judge import build_judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended."""
+
+    run: str
+    folder: Path
+    state: str
+    """finished or interrupted."""
+    step: int
+    """Policy version of the last stage."""
+    metrics: Mapping[str, float]
+    """Of the last step."""
+    checkpoint: str
+    """Folder of the last checkpoint."""
+    evaluations: tuple[Evaluation, ...]
+    """Of this process, in order."""
+
+
+def train(
+    recipe: Recipe | None, *, home: Path, base: Path, reporter: Reporter, run_id: str | None = None,
+    resume: str | None = None,
+) -> Outcome:  # fmt: skip
+    """Run a recipe to its end, or go on with run ``resume`` by its own recipe (``recipe`` is then None).
+
+    Ctrl-C once: checkpoint and stop; twice: stop now. Raises JuratError; the run is then recorded as failed.
+    """
+    if (recipe is None) == (resume is None):
+        raise ConfigError("give a recipe or a run to resume, not both", where="jurat train")
+    store = Store.open(recipe.tracking.database if recipe else None, home)
+    if resume is not None:
+        run = store.run(resume)
+        recipe = Recipe.model_validate(run.recipe)
+        base = Path(run.meta["base"])
+    else:
+        assert recipe is not None
+        for _, stage in recipe.staged():
+            build_algorithm(stage)  # contradictions in the recipe, before anything is made or loaded
+        run = store.create_run(
+            recipe=recipe, recipe_digest=digest(recipe), meta={"base": str(base.resolve())}, run_id=run_id
+        )
+    with RunLock(run.folder):
+        launch = _Launch(recipe=recipe, run=run, store=store, home=home, base=base, reporter=reporter)
+        try:
+            outcome = asyncio.run(launch.stages())
+        except BaseException as error:
+            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            store.set_state(run.id, state, str(_first(error)))
+            raise _first(error) from error
+        store.set_state(run.id, outcome.state, "")
+    return outcome
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first real error inside groups of a TaskGroup."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@dataclass(slots=True, kw_only=True)
+class _Launch:
+    recipe: Recipe
+    run: RunInfo
+    store: Store
+    home: Path
+    base: Path
+    reporter: Reporter
+
+    async def stages(self) -> Outcome:
+        """Every stage that is not finished, in order; each begins from the weights of the one before."""
+        staged = self.recipe.staged()
+        stop = asyncio.Event()
+        found = [checkpointing.latest(self._checkpoints(name)) for name, _ in staged]
+        started = max((place for place, ref in enumerate(found) if ref is not None), default=0)
+        evaluations: list[Evaluation] = []
+        metrics: dict[str, float] = {}
+        with _stop_on_signals(stop, self.reporter):
+            for place in range(started, len(staged)):
+                name, recipe = staged[place]
+                parent = found[place - 1] if place else None
+                stage = _Stage(launch=self, name=name, recipe=recipe, stop=stop, first=place == 0)
+                version, found[place] = await stage.run(own=found[place], parent=parent)
+                evaluations += stage.evaluations
+                metrics = stage.metrics or metrics
+                if version < recipe.steps:
+                    return self._outcome("interrupted", version, metrics, found[place], evaluations)
+        return self._outcome("finished", staged[-1][1].steps, metrics, found[-1], evaluations)
+
+    def _outcome(
+        self, state: str, step: int, metrics: Mapping[str, float], ref: CheckpointRef | None,
+        evaluations: Sequence[Evaluation],
+    ) -> Outcome:  # fmt: skip
+        return Outcome(
+            run=self.run.id, folder=self.run.folder, state=state, step=step, metrics=metrics,
+            checkpoint=ref.path if ref else "", evaluations=tuple(evaluations),
+        )  # fmt: skip
+
+    def _checkpoints(self, stage: str) -> Path:
+        return self.run.folder / "checkpoints" / (stage or "main")
+
+
+class _Kept:
+    """Passes reports on and keeps the last metrics."""
+
+    def __init__(self, reporter: Reporter, stage: _Stage) -> None:
+        self._reporter, self._stage = reporter, stage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reporter, name)
+
+    def step(self, report: Any) -> None:
+        self._stage.metrics = dict(report.metrics)
+        self._reporter.step(report)
+
+
+class _Stage:
+    """One stage: its data, judge, engine and source, composed and run."""
+
+    def __init__(self, *, launch: _Launch, name: str, recipe: Recipe, stop: asyncio.Event, first: bool) -> None:
+        self.launch, self.name, self.recipe, self.stop, self.first = launch, name, recipe, stop, first
+        self.evaluations: list[Evaluation] = []
+        self.metrics: dict[str, float] = {}
+
+    async def run(self, *, own: CheckpointRef | None, parent: CheckpointRef | None) -> tuple[int, CheckpointRef | None]:
+        """Go on from ``own`` (a checkpoint of this stage), else begin with the weights of ``parent`` or the model."""
+        recipe, launch = self.recipe, self.launch
+        first_step = own.step if own else 0
+        sets = load_sets(recipe, base=launch.base)
+        for row in (row for each in sets.values() for row in each.skipped):
+            launch.reporter.note(f"skipped {row}")
+        folder = models.resolve(recipe.model, launch.home)
+        with ExitStack() as closing:
+            judge = build_judge(recipe.reward, user_files=[launch.base / file for file in recipe.verifiers])
+            closing.callback(judge.close)
+            spec = judge.bind([p.verifier for each in sets.values() for p in each.problems])
+            await check_gold(sets, judge, spec)
+            engine = local.build(folder, recipe.engine, recipe.optim, recipe.sampling, total_steps=recipe.steps)
+            closing.callback(engine.close)
+            kept = {
+                name: short_enough(each.problems, engine.tokenizer, recipe, launch.reporter, name)
+                for name, each in sets.items()
+            }
+            segment = launch.store.start_segment(
+                launch.run.id, stage=self.name, first_step=first_step,
+                meta={
+                    "reward": judge.spec_digest, "engine": dict(engine.info),
+                    "datasets": {name: each.manifest.digest for name, each in sets.items()},
+                },
+            )  # fmt: skip
+            ledger = RunLedger(launch.store, launch.run, self.name, segment)
+            closing.callback(ledger.close)
+            learners = {"policy": engine.learner}
+            algorithm = build_algorithm(recipe)
+            scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
+            if own or parent:
+                checkpointing.load_into(Path((own or parent).path), learners, weights_only=own is None)  # type: ignore[union-attr]
+                await engine.link.publish(first_step)
+            source = self._source(engine, judge, kept["train"])
+            buffer = Buffer(
+                source=source, max_lag=recipe.engine.max_lag, first_step=first_step, last_step=recipe.steps,
+                stop=self.stop,
+            )  # fmt: skip
+            if own:
+                state = checkpointing.state_of(Path(own.path))
+                source.restore(state["source"])
+                buffer.restored(state["planned"])
+            store = checkpointing.FolderCheckpoints(
+                launch._checkpoints(self.name), keep=recipe.checkpoint.keep, parent=(own or parent).digest if own or parent else "",
+                meta={
+                    "run": launch.run.id, "stage": self.name, "recipe": digest(recipe), "reward": judge.spec_digest,
+                    "datasets": {name: each.manifest.digest for name, each in sets.items()}, "seed": recipe.seed,
+                },
+                tokenizer_from=folder,
+            )  # fmt: skip
+            measure = self._evaluator(engine, judge, kept, ledger)
+            launch.reporter.start(
+                run_id=launch.run.id, stage=self.name, recipe=recipe, first_step=first_step, last_step=recipe.steps
+            )
+            if self.first and first_step == 0:
+                await measure(0, final=True)
+            run = Run(
+                seed=recipe.seed, stage=self.name, first_step=first_step, num_steps=recipe.steps, algorithm=algorithm,
+                limits=Limits(recipe.reward.max_undecided, recipe.optim.max_skipped, recipe.sampling.max_new_tokens),
+                epochs=recipe.epochs, updates_per_step=recipe.updates_per_step,
+                tokens_per_microbatch=recipe.tokens_per_microbatch, save_every=recipe.checkpoint.every,
+                evaluate_every=recipe.evaluate.every,
+            )  # fmt: skip
+            version = await run_loop(
+                run, buffer=buffer, learners=learners, scorers=scorers, link=engine.link, ledger=ledger,
+                checkpoints=store, reporter=_Kept(launch.reporter, self), evaluate=measure,
+            )  # fmt: skip
+            if version == recipe.steps:
+                await measure(version, final=True)
+            await ledger.flush()
+        return version, checkpointing.latest(launch._checkpoints(self.name))
+
+    def _source(self, engine: local.LocalEngine, judge: Judge, problems: Sequence[Problem]) -> GroupSource:
+        recipe, run = self.recipe, self.launch.run.id
+        order = ShuffledSource(problems, recipe.seed, curriculum=recipe.data.curriculum)
+        by_id = {problem.id: problem for problem in problems}
+        if isinstance(recipe.algorithm, SFT):
+            return Demonstrations(
+                run=run, stage=self.name, problems=order, by_id=by_id, tokenizer=engine.tokenizer,
+                prompts_per_step=recipe.prompts_per_step, max_new_tokens=engine.tokenizer.max_length,
+            )  # fmt: skip
+        return Rollouts(
+            run=run, stage=self.name, seed=recipe.seed, problems=order, by_id=by_id,
+            allocator=UniformAllocator(recipe.allocation.samples_per_prompt), sampler=engine.sampler, judge=judge,
+            tokenizer=engine.tokenizer, sampling=sampling_of(recipe.sampling, engine.tokenizer),
+            prompts_per_step=recipe.prompts_per_step,
+        )  # fmt: skip
+
+    def _evaluator(
+        self, engine: local.LocalEngine, judge: Judge, kept: Mapping[str, Sequence[Problem]], ledger: RunLedger
+    ) -> Callable[..., Awaitable[None]]:
+        part = self.recipe.evaluate
+
+        async def measure(version: int, *, final: bool = False) -> None:
+            for name in ("held_out", "unseen") if final else ("held_out",):
+                problems = kept.get(name, ())[: part.final_problems if final else part.problems]
+                if not problems or self.stop.is_set():
+                    continue
+                result = await evaluation.evaluate(
+                    problems, name=name, stage=self.name, step=version, sampler=engine.sampler, judge=judge,
+                    tokenizer=engine.tokenizer, sampling=sampling_of(self.recipe.sampling, engine.tokenizer),
+                    samples=part.samples, seed=self.recipe.seed, with_greedy=final,
+                )  # fmt: skip
+                ledger.record_evaluation(result)
+                self.evaluations.append(result)
+                self.launch.reporter.evaluation(result)
+
+        return measure
+
+
+def sampling_of(part: SamplingPart, tokenizer: Tokenizer) -> Sampling:
+    """The recipe's sampling with the model's end marks and the recipe's extra stops as ids."""
+    extra = []
+    for name in part.stop:
+        ids = tokenizer.encode(name)
+        if len(ids) != 1:
+            raise ConfigError(
+                f"stop {name!r} is {len(ids)} tokens in this model, a stop is one", where="sampling.stop",
+                fix="name a single token of the model's vocabulary",
+            )  # fmt: skip
+        extra.append(int(ids[0]))
+    stops = tuple(dict.fromkeys((*tokenizer.eos_ids, *extra)))
+    return Sampling(temperature=part.temperature, max_new_tokens=part.max_new_tokens, stop_token_ids=stops)
+
+
+def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
+    """train, held_out and unseen of a recipe. Raises DataError for an empty set or one problem in two of them."""
+    sources = {"train": recipe.data.train, "held_out": recipe.data.held_out, "unseen": recipe.data.unseen}
+    sets = {
+        name: load_problems(source, recipe.prompt, base=base, split=name)
+        for name, source in sources.items()
+        if source is not None
+    }
+    for name, each in sets.items():
+        if not each.problems:
+            raise DataError(
+                f"data.{name} has no problems", where=sources[name].source if sources[name] else name,
+                fix="jurat datasets check SOURCE says why rows were skipped",
+            )  # fmt: skip
+    trained = {problem.id for problem in sets["train"].problems}
+    for name in ("held_out", "unseen"):
+        both = [p for p in sets[name].problems if p.id in trained] if name in sets else []
+        if both:
+            raise DataError(
+                f"{len(both)} problems are in data.train and data.{name}, first: {both[0].messages[-1].content!r:.100}",
+                where=both[0].source, fix="give them disjoint fractions, or another split",
+            )  # fmt: skip
+    return sets
+
+
+async def check_gold(sets: Mapping[str, ProblemSet], judge: Any, spec: Mapping[str, Any]) -> None:
+    """Every reference must pass its own verifier. Raises DataError with the first rows that do not."""
+    bad = []
+    for name, each in sets.items():
+        bad += [(name, p, verdict) for p, verdict in await judge.check_gold(each.problems)]
+    if bad:
+        first = "; ".join(f"{p.source}: gold {p.reference!r:.60} is {v.status} ({v.why})" for _, p, v in bad[:3])
+        raise DataError(
+            f"{len(bad)} references do not pass their own verifier. {first}", where=f"data.{bad[0][0]}",
+            fix="mend or drop the rows, or name another verifier in the source",
+        )  # fmt: skip
+
+
+def short_enough(
+    problems: Sequence[Problem], tokenizer: Tokenizer, recipe: Recipe, reporter: Reporter, name: str
+) -> tuple[Problem, ...]:
+    """Problems whose prompt fits ``data.max_prompt_tokens`` and the model's context with a whole completion."""
+    limit = min(recipe.data.max_prompt_tokens, tokenizer.max_length - recipe.sampling.max_new_tokens)
+    lengths = {problem.id: len(tokenizer.encode_prompt(problem.messages)) for problem in problems}
+    long = [problem for problem in problems if lengths[problem.id] > limit]
+    if long:
+        said = (
+            f"{len(long)} of {len(problems)} prompts of data.{name} are longer than {limit} tokens "
+            f"(data.max_prompt_tokens, or the context of {tokenizer.max_length} less {recipe.sampling.max_new_tokens}); "
+            f"first: {long[0].source}, {lengths[long[0].id]} tokens"
+        )
+        if recipe.data.long_prompts == "refuse" or len(long) == len(problems):
+            raise DataError(said, where=f"data.{name}", fix="raise the limit, or set data.long_prompts: skip")
+        reporter.note(f"skipped: {said}")
+    return tuple(problem for problem in problems if lengths[problem.id] <= limit)
+
+
+class _stop_on_signals:
+    """Ctrl-C or SIGTERM once asks the loop to stop at a checkpoint, twice ends the process. Main thread only."""
+
+    def __init__(self, stop: asyncio.Event, reporter: Reporter) -> None:
+        self._stop, self._reporter = stop, reporter
+        self._here = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> None:
+        if self._here:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._asked, number)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._here:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _asked(self, number: int) -> None:
+        self._reporter.note("stopping at a checkpoint; once more to stop now")
+        self._stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+
+def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
+    """What a run would do, without loading a model: stages, data, prompts, tokens. Raises what ``train`` would."""
+    out = []
+    for name, stage in recipe.staged():
+        algorithm = build_algorithm(stage)
+        sets = load_sets(stage, base=base)
+        judge = build_judge(stage.reward, user_files=[base / file for file in stage.verifiers])
+        try:
+            spec = judge.bind([p.verifier for each in sets.values() for p in each.problems])
+            asyncio.run(check_gold(sets, judge, spec))
+        finally:
+            judge.close()
+        samples = 1 if isinstance(stage.algorithm, SFT) else stage.allocation.samples_per_prompt
+        out.append({
+            "stage": name, "algorithm": algorithm.name, "steps": stage.steps,
+            "problems": {key: len(each.problems) for key, each in sets.items()},
+            "skipped_rows": {key: len(each.skipped) for key, each in sets.items()},
+            "samples_per_step": stage.prompts_per_step * samples,
+            "max_new_tokens_per_step": stage.prompts_per_step * samples * stage.sampling.max_new_tokens,
+            "example": next(iter(sets["train"].problems)).messages[-1].content,
+        })  # fmt: skip
+    return {
+        "recipe": recipe.name, "digest": digest(recipe), "model": str(models.resolve(recipe.model, home)), "stages": out
+    }
+
+
+def evaluate_model(
+    model: str, source: Source, *, home: Path, base: Path, prompt: Prompt, sampling: SamplingPart, samples: int,
+    limit: int | None, reporter: Reporter, engine: Any = None,
+) -> Evaluation:  # fmt: skip
+    """pass@k with intervals of a model (a name, a folder, a Hub id) on a data set."""
+    recipe = Recipe(
+        model=model, data={"train": source}, prompt=prompt, sampling=sampling, **({"engine": engine} if engine else {})
+    )  # type: ignore[arg-type]
+    problems = load_problems(source, prompt, base=base, split="eval")
+    judge = build_judge(recipe.reward, user_files=[])
+    machine = local.build(models.resolve(model, home), recipe.engine, recipe.optim, sampling, total_steps=1)
+    try:
+        spec = judge.bind([p.verifier for p in problems.problems])
+
+        async def measure() -> Evaluation:
+            await check_gold({"eval": problems}, judge, spec)
+            kept = short_enough(problems.problems, machine.tokenizer, recipe, reporter, "eval")
+            return await evaluation.evaluate(
+                kept[:limit], name=source.source, stage="", step=0, sampler=machine.sampler, judge=judge,
+                tokenizer=machine.tokenizer, sampling=sampling_of(sampling, machine.tokenizer), samples=samples,
+                seed=recipe.seed, with_greedy=True,
+            )  # fmt: skip
+
+        return asyncio.run(measure())
+    finally:
+        machine.close()
+        judge.close()
+
+
+__all__ = ["JuratError", "Outcome", "dry_run", "evaluate_model", "train"]
