@@ -1,0 +1,247 @@
+"""The run database and the folders beside it: the one door through which rooms read and write runs."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from os import getpid
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from jurat.platform.db import tables as t
+from jurat.platform.db.engine import connect, first_contact, reading, sqlite_url, writing
+from jurat.platform.db.upgrade import upgrade
+from jurat.platform.errors import ConfigError, RunFailed, nearest
+from jurat.platform.recipe import Recipe
+from jurat.platform.runs import repository as sql
+from jurat.platform.runs.lock import Holder, holder
+from jurat.platform.runs.records import Event, Measured, Part, Point, RunInfo, Saved, Segment, VerdictStat
+from jurat.platform.runs.states import State
+from jurat.platform.types import CheckpointRef, Evaluation
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+"""Crockford's: no i, l, o or u."""
+
+
+def now() -> int:
+    """UTC epoch microseconds."""
+    return time.time_ns() // 1000
+
+
+class Store:
+    """Runs of one home folder. Safe to use from several threads; several processes may open the same one."""
+
+    def __init__(self, engine: sa.Engine, home: Path) -> None:
+        self.engine, self.home = engine, home
+        self.runs_folder = home / "runs"
+
+    @classmethod
+    def open(cls, url: str | None, home: Path, *, busy_seconds: float = 10.0) -> Store:
+        """Open, creating or upgrading the schema. ``url`` None: SQLite at ``home/jurat.db``.
+
+        Raises ConfigError for a bad URL, RunFailed if the database cannot be opened, SchemaError if it is newer than we are.
+        """
+        home = home.expanduser().absolute()
+        try:
+            (home / "runs").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFailed(f"cannot make the home folder: {error}", where=str(home), fix="choose another with --home") from None
+        engine = connect(url or sqlite_url(home / "jurat.db"), busy_seconds=busy_seconds)
+        first_contact(engine)
+        upgrade(engine)
+        return cls(engine, home)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    # ---- runs ----
+
+    def create_run(self, *, recipe: Recipe, recipe_digest: str, reward_digest: str, meta: Mapping[str, Any]) -> RunInfo:
+        """A new run in state ``created`` with its own folder.
+
+        ``meta``: JSON; ``meta["verifiers"]`` may map member names to version digests, which ``runs show`` prints.
+        """
+        at = now()
+        day = time.strftime("%Y%m%d", time.gmtime(at / 1e6))
+        while True:
+            run_id = f"r-{day}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
+            row = {
+                "id": run_id,
+                "name": t.visible(recipe.name),
+                "state": "created",
+                "recipe": recipe.model_dump(mode="json"),
+                "recipe_digest": recipe_digest,
+                "reward_digest": reward_digest,
+                "meta": dict(meta),
+                "created": at,
+            }
+            with writing(self.engine) as connection:
+                if sql.insert_run(connection, row):
+                    break
+        run = self.run(run_id)
+        try:
+            run.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFailed(f"cannot make the run's folder: {error}", where=str(run.folder)) from None
+        return run
+
+    def run(self, id_or_prefix: str) -> RunInfo:
+        """By id, by a prefix that only one run has, or ``latest``. Raises ConfigError naming the nearest."""
+        with reading(self.engine) as connection:
+            if id_or_prefix == "latest":
+                found = sql.list_runs(connection, self.runs_folder, limit=1, state=None)
+                if not found:
+                    raise ConfigError("there are no runs yet", where=str(self.home), fix="jurat train quickstart")
+                return found[0]
+            found = sql.find_runs(connection, id_or_prefix, self.runs_folder) if id_or_prefix else []
+            if len(found) == 1:
+                return found[0]
+            if found:
+                some = ", ".join(sorted(run.id for run in found)[:5])
+                raise ConfigError(f"{len(found)} runs begin with {id_or_prefix!r}: {some}", where=str(self.home), fix="give more of it")
+            hint = nearest(id_or_prefix, sql.run_ids(connection))
+        raise ConfigError(f"no run {id_or_prefix!r}.{hint}", where=str(self.home), fix="jurat runs ls lists them")
+
+    def runs(self, limit: int | None = None, state: State | None = None) -> list[RunInfo]:
+        """Newest first."""
+        with reading(self.engine) as connection:
+            return sql.list_runs(connection, self.runs_folder, limit=limit, state=state)
+
+    def holder(self, run: RunInfo) -> Holder | None:
+        """The process that works on the run now, on this machine's file system; None for a run that nobody holds."""
+        return holder(run.folder)
+
+    def set_state(self, run: RunInfo, state: State, detail: str = "") -> RunInfo:
+        """Enter a state and record the move as an event. Raises RunFailed if the move is not in ``states.MOVES``."""
+        at = now()
+        with writing(self.engine) as connection:
+            before = sql.move_run(connection, run.pk, state, detail, at)
+            if before is not None:
+                payload = {"from": before, "to": state, "detail": detail}
+                event = {"uid": f"state-{secrets.token_hex(8)}", "segment": None, "at": at, "kind": "state", "payload": payload}
+                sql.insert_events(connection, run.pk, [event])
+        fresh = self.run(run.id)
+        if before is None:
+            raise RunFailed(
+                f"run {run.id} is {fresh.state}: it cannot become {state}",
+                where=str(run.folder),
+                fix="start a new run from its checkpoint" if fresh.state == "finished" else "jurat runs show tells what it did",
+            )
+        return fresh
+
+    # ---- segments ----
+
+    def start_segment(
+        self,
+        run: RunInfo,
+        *,
+        stage: str = "",
+        stage_index: int = 0,
+        first_step: int,
+        reward_digest: str | None = None,
+        versions: Mapping[str, Any] | None = None,
+    ) -> Segment:
+        """This process takes up a stage at ``first_step``: from there on its rows are the canonical ones."""
+        row = {
+            "stage": stage,
+            "stage_index": stage_index,
+            "first_step": first_step,
+            "started": now(),
+            "host": socket.gethostname(),
+            "pid": getpid(),
+            "reward_digest": run.reward_digest if reward_digest is None else reward_digest,
+            "versions": dict(versions or {}),
+        }
+        with writing(self.engine) as connection:
+            no = sql.insert_segment(connection, run.pk, row)
+        return Segment(no=no, ended=None, ending="", **row)  # type: ignore[arg-type]
+
+    def end_segment(self, run: RunInfo, segment: Segment, ending: str) -> None:
+        """``ending``: finished, interrupted, failed: ... Only the first counts."""
+        with writing(self.engine) as connection:
+            sql.end_segment(connection, run.pk, segment.no, ending, now())
+
+    def segments(self, run: RunInfo) -> list[Segment]:
+        with reading(self.engine) as connection:
+            return sql.segments(connection, run.pk)
+
+    # ---- facts, written (a trainer writes them through RunLedger, which never raises) ----
+
+    def add_event(self, run: RunInfo, kind: str, payload: Mapping[str, Any], *, segment: int | None = None) -> None:
+        event = {"uid": secrets.token_hex(8), "segment": segment, "at": now(), "kind": kind, "payload": dict(payload)}
+        with writing(self.engine) as connection:
+            sql.insert_events(connection, run.pk, [event])
+
+    def add_metrics(self, run: RunInfo, segment: Segment, step: int, values: Mapping[str, float]) -> None:
+        at = now()
+        rows = [{"segment": segment.no, "step": step, "at": at, "name": k, "value": float(v)} for k, v in values.items()]
+        with writing(self.engine) as connection:
+            sql.insert_metrics(connection, run.pk, rows)
+
+    def add_checkpoint(self, run: RunInfo, segment: Segment, ref: CheckpointRef) -> None:
+        with writing(self.engine) as connection:
+            sql.insert_facts(connection, t.checkpoint, run.pk, [checkpoint_row(ref, segment.no, now())])
+
+    def add_evaluation(self, run: RunInfo, segment: Segment, result: Evaluation) -> None:
+        with writing(self.engine) as connection:
+            sql.insert_facts(connection, t.evaluation, run.pk, [evaluation_row(result, segment.no, now())])
+
+    # ---- facts, read: canonical rows ----
+
+    def events(self, run: RunInfo, *, after: int = 0, limit: int | None = None) -> list[Event]:
+        with reading(self.engine) as connection:
+            return sql.events(connection, run.pk, after=after, limit=limit)
+
+    def metrics(
+        self,
+        run: RunInfo,
+        *,
+        names: Sequence[str] | None = None,
+        stage: str | None = None,
+        after: tuple[int, int] | None = None,
+    ) -> list[Point]:
+        """By (stage, step, name). ``after``: (stage index, step) of the last one already seen."""
+        with reading(self.engine) as connection:
+            return sql.metrics(connection, run.pk, names=names, stage=stage, after=after)
+
+    def last_metrics(self, run: RunInfo) -> list[Point]:
+        """Every metric of the newest step."""
+        with reading(self.engine) as connection:
+            return sql.last_metrics(connection, run.pk)
+
+    def checkpoints(self, run: RunInfo, *, all_rows: bool = False) -> list[Saved]:
+        with reading(self.engine) as connection:
+            return sql.checkpoints(connection, run.pk, all_rows=all_rows)
+
+    def evaluations(self, run: RunInfo) -> list[Measured]:
+        with reading(self.engine) as connection:
+            return sql.evaluations(connection, run.pk)
+
+    def parts(self, run: RunInfo, *, kind: str = "rollout", step: int | None = None, canonical: bool = True) -> list[Part]:
+        with reading(self.engine) as connection:
+            return sql.parts(connection, run.pk, kind=kind, step=step, canonical=canonical)
+
+    def verdict_stats(self, run: RunInfo) -> list[VerdictStat]:
+        with reading(self.engine) as connection:
+            return sql.verdict_stats(connection, run.pk)
+
+
+def checkpoint_row(ref: CheckpointRef, segment: int, at: int) -> dict[str, Any]:
+    kept = {"path": ref.path, "digest": ref.digest, "step": ref.step, "parent": ref.parent, "meta": dict(ref.meta)}
+    return {"segment": segment, "at": at, **kept}
+
+
+def evaluation_row(result: Evaluation, segment: int, at: int) -> dict[str, Any]:
+    accuracy = result.accuracy.value
+    return {
+        "segment": segment,
+        "name": result.name,
+        "step": result.step,
+        "accuracy": None if accuracy != accuracy else accuracy,
+        "result": sql.evaluation_to_json(result),
+        "at": at,
+    }
