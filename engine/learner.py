@@ -1,0 +1,211 @@
+"""A learner in this process: a network whose parameters lie in one flat buffer, and the optimiser that moves it.
+
+The network (``simple/`` or ``llama/``) knows how to score a microbatch and how to add a loss's gradient to its flat
+gradient; everything else about an update is here, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from jurat.engine.optim import AdamW
+from jurat.engine.tensorfile import read_tensors, record_digests, write_side_files, write_tensors
+from jurat.platform.errors import RunFailed
+from jurat.platform.ports import Objective
+from jurat.platform.recipe import Optim
+from jurat.platform.types import COLUMNS, FloatArray, Microbatch, Rounds, UpdateReport
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over the targets of an update; what a network reports of a backward pass."""
+
+    loss: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The objective's own, summed."""
+    entropy: float = 0.0
+    """Nats, summed over targets."""
+    diff: float = 0.0
+    """|current - sampler log-prob|, summed over targets."""
+    diff_max: float = 0.0
+    targets: int = 0
+    forwarded: int = 0
+    """Tokens the network ran over."""
+
+    def judge(self, objective: Objective, current: Tensor, entropy: Tensor, mb: Microbatch) -> Tensor:
+        """Call ``objective`` on current log-probs [T], count what it says, and return d loss / d current [T].
+
+        ``entropy`` [K] is that of the K targets of ``mb``.
+        """
+        leaf = current.detach().requires_grad_()
+        with torch.enable_grad():
+            loss, metrics = objective(leaf, mb)
+        slope = torch.autograd.grad(loss, leaf, allow_unused=True)[0] if loss.requires_grad else None
+        self.loss += float(loss.detach())
+        for name, value in metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + float(value.detach())
+        diff = (current.detach() - mb.sampler_logprobs).abs()[mb.loss_mask]
+        self.diff += float(diff.sum())
+        self.diff_max = max(self.diff_max, float(diff.max()) if len(diff) else 0.0)
+        self.entropy += float(entropy.sum())
+        self.targets += len(entropy)
+        return torch.zeros_like(leaf) if slope is None else slope
+
+
+class Network(Protocol):
+    """A causal language model with one flat float32 master [n] and gradient [n], matrices first."""
+
+    master: Tensor
+    grad: Tensor
+    """Made at first use."""
+    num_matrix: int
+    """Parameters in matrices: the part that weight decay shrinks."""
+
+    def views(self) -> Mapping[str, Tensor]:
+        """{transformers name: view of the master}."""
+        ...
+
+    def refresh(self) -> None:
+        """The master changed: working copies follow."""
+        ...
+
+    def logprobs(self, mb: Microbatch) -> Tensor:
+        """[T] log-probs of the targets, 0 off the mask; no gradient."""
+        ...
+
+    def backward(self, mb: Microbatch, objective: Objective, tally: Tally) -> None:
+        """Add the gradient of ``objective`` on ``mb`` to ``grad`` and its numbers to ``tally``."""
+        ...
+
+
+def worth_training(mb: Microbatch, objective: Objective) -> Microbatch:
+    """``mb`` without what cannot change the gradient.
+
+    Left out are segments without a weighted target (or, where the objective says that it may, without an advantage) and
+    tokens after a segment's last target. Weights already carry the update's normaliser, so those left out still count.
+    """
+    counts = mb.loss_mask & (mb.weights != 0)
+    if objective.skips_zero_advantage:
+        counts &= mb.advantages != 0
+    lengths = mb.offsets.diff()
+    segment = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    alive = torch.zeros(len(lengths), dtype=torch.bool, device=lengths.device)
+    alive[segment[counts]] = True
+    place = torch.arange(len(segment), device=lengths.device)
+    last = torch.zeros_like(lengths).scatter_reduce(0, segment[mb.loss_mask], place[mb.loss_mask], "amax")
+    kept = (alive[segment] & (place <= last[segment])).nonzero().squeeze(1)
+    if len(kept) == len(segment):
+        return mb
+    ends = torch.bincount(segment[kept], minlength=len(lengths))[alive].cumsum(0)
+    return dataclasses.replace(mb.select(kept), offsets=torch.cat([ends.new_zeros(1), ends]))
+
+
+def on_device(mb: Microbatch, device: torch.device) -> Microbatch:
+    if mb.tokens.device == device:
+        return mb
+    names = ("tokens", "offsets", "loss_mask", *COLUMNS)
+    moved = {name: None if (c := getattr(mb, name)) is None else c.to(device) for name in names}
+    return Microbatch(**moved)
+
+
+class LocalScorer:
+    """Log-probs of a frozen network: a reference model."""
+
+    ranks = 1
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+
+    async def score(self, rounds: Rounds) -> Sequence[Sequence[FloatArray]]:
+        return [[self._score(mb) for mb in ranks] for ranks in rounds]
+
+    def _score(self, mb: Microbatch) -> FloatArray:
+        if not bool(mb.loss_mask.any()):
+            return torch.zeros(len(mb.tokens)).numpy()
+        with torch.no_grad():
+            found: FloatArray = self.network.logprobs(on_device(mb, self.network.master.device)).float().cpu().numpy()
+        return found
+
+
+class LocalLearner(LocalScorer):
+    """A network that learns. ``source`` is the HF folder whose config and tokenizer go into every checkpoint."""
+
+    def __init__(self, network: Network, optim: Optim, *, total: int, source: Path, role: str = "policy") -> None:
+        super().__init__(network)
+        self.role, self.source = role, source
+        self.version = 0
+        self.optimizer = AdamW(
+            network.master, network.grad, num_matrix=network.num_matrix, optim=optim, total=total
+        )
+
+    async def update(self, rounds: Rounds, objective: Objective) -> UpdateReport:
+        """Raises RunFailed after ``optim.max_skipped`` non-finite steps in a row."""
+        began = time.perf_counter()
+        tally = Tally()
+        for mb in _each(rounds):
+            trained = worth_training(mb, objective)
+            if len(trained.tokens):
+                self.network.backward(on_device(trained, self.network.master.device), objective, tally)
+        halfway = time.perf_counter()
+        stepped = self.optimizer.step(loss=tally.loss)
+        skipped = bool(stepped["skipped"])
+        if not skipped:
+            self.network.refresh()
+        allowed = self.optimizer.settings.max_skipped
+        if self.optimizer.skipped_in_a_row >= allowed:
+            raise RunFailed(
+                f"{allowed} optimiser steps in a row had a non-finite loss or gradient (loss {tally.loss}, "
+                f"gradient norm {stepped['grad_norm']})", where=f"role {self.role}, step {self.optimizer.step_count}",
+                fix="lower optim.lr, lower optim.clip_norm, or set engine.dtype: float32, and resume",
+            )  # fmt: skip
+        count = max(1, tally.targets)
+        metrics = {
+            **tally.metrics,
+            "loss": tally.loss,
+            "grad_norm": stepped["grad_norm"],
+            "lr": stepped["lr"],
+            "entropy": tally.entropy / count,
+            "logprob_diff_mean": tally.diff / count,
+            "logprob_diff_max": tally.diff_max,
+        }
+        return UpdateReport(
+            role=self.role, metrics=metrics, tokens=tally.targets, forwarded_tokens=tally.forwarded, skipped=skipped,
+            seconds={"forward_backward": halfway - began, "optimizer": time.perf_counter() - halfway},
+        )  # fmt: skip
+
+    async def save(self, folder: Path) -> None:
+        """An HF folder with float32 masters, ``optimizer.safetensors``, ``learner.json`` and each file's digest."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_side_files(self.source, folder, dtype=torch.float32)
+        digests = {
+            "model.safetensors": write_tensors(folder / "model.safetensors", self.network.views()),
+            "optimizer.safetensors": write_tensors(folder / "optimizer.safetensors", self.optimizer.tensors()),
+        }
+        state = {"version": self.version, "role": self.role, "optimizer": dict(self.optimizer.counters())}
+        (folder / "learner.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
+        record_digests(folder, digests)
+
+    async def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        """Continue from ``save``; ``weights_only`` takes the model and starts its optimiser and schedule anew."""
+        with torch.no_grad():
+            read_tensors(folder / "model.safetensors", self.network.views())
+        self.network.refresh()
+        if weights_only:
+            return
+        state = json.loads((folder / "learner.json").read_text())
+        self.version = int(state["version"])
+        read_tensors(folder / "optimizer.safetensors", self.optimizer.tensors())
+        self.optimizer.restore(state["optimizer"])
+
+
+def _each(rounds: Rounds) -> Iterator[Microbatch]:
+    return (mb for ranks in rounds for mb in ranks if len(mb.tokens))

@@ -1,0 +1,162 @@
+"""Any transformers causal language model as a network that learns: the reference for the fast path, and the way for all
+other architectures. Autograd does the gradients; float32 masters, computation under autocast."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from jurat.engine.learner import Tally
+from jurat.engine.logprobs import chunked_logprobs, source_index
+from jurat.platform.errors import ModelError
+from jurat.platform.ports import Objective
+from jurat.platform.types import Microbatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.utils import ModelOutput
+
+
+class SimpleNetwork:
+    """A transformers model whose parameters are views of one flat float32 buffer.
+
+    Segments are packed end to end (positions restart, attention is block-diagonal) where the architecture gives the
+    same states packed and alone, which is tried once at the start; else each segment is forwarded by itself. Dropout
+    is off: the policy that learns is the one that samples. ``temperature`` is the sampler's.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        temperature: float = 1.0,
+        checkpointing: bool = False,
+        chunk: int = 512,
+    ) -> None:
+        self.model, self.dtype, self.temperature, self.chunk = model, dtype, temperature, chunk
+        _silence(model, checkpointing=checkpointing)
+        self.master, self.num_matrix = _flatten(model)
+        self.packs = self._check()
+
+    @cached_property
+    def grad(self) -> Tensor:
+        grad = torch.zeros_like(self.master)
+        start = self.master.storage_offset()
+        for parameter in self.model.parameters():
+            at = parameter.storage_offset() - start
+            parameter.grad = grad[at : at + parameter.numel()].view_as(parameter)
+        return grad
+
+    def views(self) -> Mapping[str, Tensor]:
+        seen: set[int] = set()  # a tied tensor once
+        named = {}
+        for name, tensor in self.model.state_dict().items():
+            if tensor.data_ptr() not in seen:
+                named[name] = tensor
+                seen.add(tensor.data_ptr())
+        return named
+
+    def refresh(self) -> None:
+        """Nothing: parameters are the masters, and autocast rounds them at each pass."""
+
+    def logprobs(self, mb: Microbatch) -> Tensor:
+        return self._logprobs(mb)[0].detach()
+
+    def backward(self, mb: Microbatch, objective: Objective, tally: Tally) -> None:
+        assert self.grad is not None  # gradients accumulate in the flat buffer from the first pass on
+        current, entropy = self._logprobs(mb)
+        tally.forwarded += len(mb.tokens)
+        current.backward(tally.judge(objective, current, entropy, mb))
+
+    def _logprobs(self, mb: Microbatch) -> tuple[Tensor, Tensor]:
+        """([T] log-probs, 0 off the mask; [K] entropy of the targets)."""
+        with torch.autocast(mb.tokens.device.type, torch.bfloat16, enabled=self.dtype != torch.float32):
+            hidden = self._hidden(mb.tokens, mb.offsets)[source_index(mb.loss_mask)]
+            found, entropy = chunked_logprobs(
+                self._head, hidden, mb.tokens[mb.loss_mask], temperature=self.temperature, chunk=self.chunk
+            )
+        zeros = found.new_zeros(len(mb.tokens))
+        return zeros.masked_scatter(mb.loss_mask, found), entropy
+
+    def _hidden(self, tokens: Tensor, offsets: Tensor) -> Tensor:
+        """[T, d] last hidden states of packed segments."""
+        if not self.packs:
+            cuts = offsets.diff().tolist()
+            parts = [self.model.base_model(input_ids=part[None], use_cache=False)[0][0] for part in tokens.split(cuts)]
+            return torch.cat(parts)
+        lengths = offsets.diff()
+        positions = torch.arange(len(tokens), device=tokens.device) - offsets[:-1].repeat_interleave(lengths)
+        out = self.model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        hidden: Tensor = out[0][0]
+        return hidden
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """[K, V] logits by the model's own head (scaling and capping included) from [K, d] hidden states."""
+        with _instead_of_blocks(self.model, self._outputs(last_hidden_state=hidden[None])):
+            logits: Tensor = self.model(input_ids=hidden.new_zeros(1, 1, dtype=torch.int64), use_cache=False).logits[0]
+        return logits
+
+    @torch.no_grad()
+    def _check(self) -> bool:
+        """Whether packing gives each segment's own states; raises ModelError if the head cannot be run by itself."""
+        device = self.master.device
+        tokens = torch.arange(1, 8, device=device) % self.model.config.get_text_config().vocab_size
+        offsets = torch.tensor([0, 3, 7], device=device)
+        whole = self.model(input_ids=tokens[None, 3:], use_cache=False).logits[0]
+        self._outputs = type(self.model.base_model(input_ids=tokens[None], use_cache=False))
+        self.packs = False
+        alone = self._hidden(tokens, offsets)
+        if not torch.allclose(self._head(alone[3:]), whole, rtol=1e-3, atol=1e-3):
+            raise ModelError(f"{type(self.model).__name__}: its head does not give its logits from its last hidden states",
+                             fix="this architecture needs a network of its own in engine/")  # fmt: skip
+        if "position_ids" not in inspect.signature(self.model.base_model.forward).parameters:
+            return False
+        self.packs = True
+        return torch.allclose(self._hidden(tokens, offsets), alone, rtol=1e-3, atol=1e-3)
+
+
+@contextmanager
+def _instead_of_blocks(model: PreTrainedModel, outputs: ModelOutput) -> Iterator[None]:
+    """Within, ``model(...)`` skips its blocks, which are said to have given ``outputs``, and runs its head on them."""
+    blocks = model.base_model
+    blocks.forward = lambda *args, **kwargs: outputs  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del blocks.forward
+
+
+def _flatten(model: nn.Module) -> tuple[Tensor, int]:
+    """Move all parameters into one flat float32 buffer, matrices first: (buffer, how many are in matrices)."""
+    parameters = sorted(model.parameters(), key=lambda parameter: parameter.dim() < 2)  # stable; tied ones come once
+    flat = torch.empty(sum(parameter.numel() for parameter in parameters), device=parameters[0].device)
+    at = num_matrix = 0
+    for parameter in parameters:
+        place = flat[at : at + parameter.numel()].view(parameter.shape)
+        place.copy_(parameter.detach())
+        parameter.data = place
+        at += parameter.numel()
+        num_matrix += parameter.numel() if parameter.dim() >= 2 else 0
+    return flat, num_matrix
+
+
+def _silence(model: PreTrainedModel, *, checkpointing: bool) -> None:
+    """No dropout, no embedding row without gradient; layers recompute activations if ``checkpointing``."""
+    model.requires_grad_(True)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None  # pad is often eos, a token like any other
+        for name in ("p", "dropout", "attention_dropout", "layer_dropout", "layerdrop"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    model.eval()
+    if checkpointing:
+        model.train()  # transformers recomputes only in this mode
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
