@@ -96,7 +96,9 @@ def _assignment(text: str) -> tuple[str, Any]:
         return key, raw
 
 
-def validate(value: Mapping[str, Any], *, where: str, lines: Mapping[tuple[str | int, ...], int] | None = None) -> Recipe:
+def validate(
+    value: Mapping[str, Any], *, where: str, lines: Mapping[tuple[str | int, ...], int] | None = None
+) -> Recipe:
     """A Recipe, or one ConfigError that lists every fault with its key and line."""
     try:
         return Recipe.model_validate(value)
@@ -117,7 +119,9 @@ def validate(value: Mapping[str, Any], *, where: str, lines: Mapping[tuple[str |
                 said.append(f"{key}.name: {got!r} is none of {', '.join(names)}{at}.{nearest(got, names)}")
             else:
                 said.append(f"{key}: {fault['msg']}{at}, got {fault['input']!r:.80}")
-        raise ConfigError("\n  ".join(said), where=first, fix="jurat recipes show quickstart prints a whole recipe") from None
+        raise ConfigError(
+            "\n  ".join(said), where=first, fix="jurat recipes show quickstart prints a whole recipe"
+        ) from None
 
 
 _TAGS = {"grpo", "rloo", "sft"}
@@ -162,7 +166,9 @@ def load_recipe(path: Path, assignments: Sequence[str] | Mapping[str, Any] = ())
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the recipe: {error}", where=str(path), fix="jurat recipes ls lists those that ship") from None
+        raise ConfigError(
+            f"cannot read the recipe: {error}", where=str(path), fix="jurat recipes ls lists those that ship"
+        ) from None
     value, lines = parse_yaml(text, where=str(path))
     value.setdefault("name", path.stem)
     return validate(override(value, assignments), where=str(path), lines=lines)

@@ -120,6 +120,8 @@ class PolicyGradient(Part):
     """None: the one the name stands for."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.2, gt=0)
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Upper bound c of the loss of negative advantages, as a multiple of -A."""
     aggregation: Literal["token-mean", "prompt-mean"] = "token-mean"
     kl: KL = KL()
 

@@ -33,20 +33,44 @@ FloatArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
 
 Status = Literal[
-    "correct", "incorrect", "partial",
-    "no_answer", "unparseable", "too_large", "limit", "crash", "forbidden",
-    "bad_gold", "abstained", "undecided", "timeout", "error", "infra",
-]  # fmt: skip
+    "correct",
+    "incorrect",
+    "partial",
+    "no_answer",
+    "unparseable",
+    "too_large",
+    "limit",
+    "crash",
+    "forbidden",
+    "bad_gold",
+    "abstained",
+    "undecided",
+    "timeout",
+    "error",
+    "infra",
+]
 Fault = Literal["policy", "gold", "verifier", "infra"]
 Finish = Literal["stop", "length", "aborted"]
 
-FAULTS: Mapping[Status, Fault | None] = MappingProxyType({
-    "correct": None, "incorrect": None, "partial": None,
-    "no_answer": "policy", "unparseable": "policy", "too_large": "policy", "limit": "policy", "crash": "policy",
-    "forbidden": "policy",
-    "bad_gold": "gold", "abstained": None, "undecided": None, "timeout": "verifier", "error": "verifier",
-    "infra": "infra",
-})  # fmt: skip
+FAULTS: Mapping[Status, Fault | None] = MappingProxyType(
+    {
+        "correct": None,
+        "incorrect": None,
+        "partial": None,
+        "no_answer": "policy",
+        "unparseable": "policy",
+        "too_large": "policy",
+        "limit": "policy",
+        "crash": "policy",
+        "forbidden": "policy",
+        "bad_gold": "gold",
+        "abstained": None,
+        "undecided": None,
+        "timeout": "verifier",
+        "error": "verifier",
+        "infra": "infra",
+    }
+)
 """Who is to blame for each status, unless a verifier declares otherwise for its own time-outs."""
 
 UNSCORED: frozenset[Status] = frozenset({"bad_gold", "abstained", "undecided", "timeout", "error", "infra"})
@@ -312,7 +336,16 @@ class Sample:
     rollout_id: str = ""
 
 
-COLUMNS = ("sampler_logprobs", "weights", "advantages", "proximal_logprobs", "ref_logprobs", "values", "returns", "labels")
+COLUMNS = (
+    "sampler_logprobs",
+    "weights",
+    "advantages",
+    "proximal_logprobs",
+    "ref_logprobs",
+    "values",
+    "returns",
+    "labels",
+)
 """The per-token columns of Sample and Microbatch, in order."""
 
 

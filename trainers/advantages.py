@@ -38,8 +38,10 @@ def rloo(rewards: Rewards) -> Rewards:
     return (rewards - rewards.mean()) * (n / (n - 1))
 
 
-ADVANTAGES: Mapping[str, Callable[[Rewards], Rewards]] = MappingProxyType({
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-})  # fmt: skip
+ADVANTAGES: Mapping[str, Callable[[Rewards], Rewards]] = MappingProxyType(
+    {
+        "grpo": grpo,
+        "dr_grpo": dr_grpo,
+        "rloo": rloo,
+    }
+)

@@ -16,21 +16,32 @@ def build_algorithm(recipe: Recipe) -> Algorithm:
     part = recipe.algorithm
     if isinstance(part, SFT):
         return Algorithm(
-            name="sft", advantage=None, objectives={"policy": CrossEntropy()},
-            aggregation=AGGREGATIONS["token-mean"], constant=1, needs={},
-        )  # fmt: skip
+            name="sft",
+            advantage=None,
+            objectives={"policy": CrossEntropy()},
+            aggregation=AGGREGATIONS["token-mean"],
+            constant=1,
+            needs={},
+        )
     if recipe.allocation.samples_per_prompt < 2:
         raise ConfigError(
             f"algorithm.name {part.name!r} compares the samples of a group, but allocation.samples_per_prompt is "
             f"{recipe.allocation.samples_per_prompt}: every advantage would be 0",
-            where="allocation.samples_per_prompt", fix="set it to 2 or more",
-        )  # fmt: skip
+            where="allocation.samples_per_prompt",
+            fix="set it to 2 or more",
+        )
     needs = {}
     if part.kl.coef > 0:
         needs["ref_logprobs"] = "reference"
     if recipe.updates_per_step * recipe.epochs > 1:
         needs["proximal_logprobs"] = "policy"
-    loss = Clipped(low=part.clip_low, high=part.clip_high, kl_coef=part.kl.coef, kl_estimator=part.kl.estimator)
+    loss = Clipped(
+        low=part.clip_low,
+        high=part.clip_high,
+        dual=part.dual_clip,
+        kl_coef=part.kl.coef,
+        kl_estimator=part.kl.estimator,
+    )
     return Algorithm(
         name=part.name,
         advantage=ADVANTAGES[part.advantage or part.name],

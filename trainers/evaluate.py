@@ -54,23 +54,26 @@ def bootstrap(numerators: NDArray[np.float64], denominators: NDArray[np.float64]
 
 
 async def sample_all(
-    problems: Sequence[Problem], *, sampler: Sampler, judge: Judge, tokenizer: Tokenizer, sampling: Sampling,
-    samples: int, seed: int, purpose: str,
-) -> list[list[Scored]]:  # fmt: skip
+    problems: Sequence[Problem],
+    *,
+    sampler: Sampler,
+    judge: Judge,
+    tokenizer: Tokenizer,
+    sampling: Sampling,
+    samples: int,
+    seed: int,
+    purpose: str,
+) -> list[list[Scored]]:
     """[P][samples] judged completions, seeded by (seed, purpose, problem, index)."""
 
     async def one(problem: Problem, index: int) -> Scored:
         prompt = tokenizer.encode_prompt(problem.messages)
         name = rollout_id(purpose, "", problem.id, 0, index)
         completion = await sampler.sample(
-            Request(
-                rollout_id=name, prompt=prompt, sampling=sampling, seed=seed_of(seed, purpose, problem.id, index)
-            )
+            Request(rollout_id=name, prompt=prompt, sampling=sampling, seed=seed_of(seed, purpose, problem.id, index))
         )
         rollout = to_rollout(completion, prompt, problem, id=name, visit=0, index=index, tokenizer=tokenizer)
-        return Scored(
-            rollout=rollout, judgement=await judge.judge(problem, rollout.text, finish=rollout.finish)
-        )
+        return Scored(rollout=rollout, judgement=await judge.judge(problem, rollout.text, finish=rollout.finish))
 
     async with asyncio.TaskGroup() as tasks:
         made = [[tasks.create_task(one(problem, index)) for index in range(samples)] for problem in problems]
@@ -104,9 +107,7 @@ def summarise(
         read_correct.append(float(sum(x for x, ok in zip(scores, reads, strict=True) if ok and x is not None)))
         each.append((len(decided), sum(x >= 1.0 for x in decided)))
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= samples]
-    pass_at = {
-        k: bootstrap(np.array([pass_at_k(n, c, k) for n, c in each if n >= k])) for k in ks
-    }
+    pass_at = {k: bootstrap(np.array([pass_at_k(n, c, k) for n, c in each if n >= k])) for k in ks}
     every = [s for row in rows for s in row]
     greedy_scores = [x for s in greedy or () if (x := outcome(s)) is not None]
     return Evaluation(
@@ -128,9 +129,19 @@ def summarise(
 
 
 async def evaluate(
-    problems: Sequence[Problem], *, name: str, stage: str, step: int, sampler: Sampler, judge: Judge,
-    tokenizer: Tokenizer, sampling: Sampling, samples: int, seed: int, with_greedy: bool,
-) -> Evaluation:  # fmt: skip
+    problems: Sequence[Problem],
+    *,
+    name: str,
+    stage: str,
+    step: int,
+    sampler: Sampler,
+    judge: Judge,
+    tokenizer: Tokenizer,
+    sampling: Sampling,
+    samples: int,
+    seed: int,
+    with_greedy: bool,
+) -> Evaluation:
     """Accuracy at the recipe's temperature, pass@k, greedy, answer rate. The same seeds at every step: paired."""
     started = time.perf_counter()
     common = {"sampler": sampler, "judge": judge, "tokenizer": tokenizer, "seed": seed}

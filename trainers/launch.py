@@ -6,21 +6,22 @@ import asyncio
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jurat.datasets import check as gold
 from jurat.datasets.cursor import ShuffledSource
 from jurat.datasets.load import ProblemSet, load_problems
 from jurat.engine import checkpoint as checkpointing
 from jurat.engine import local, models
 from jurat.platform.canonical import digest
-from jurat.platform.errors import ConfigError, DataError, JuratError
+from jurat.platform.errors import ConfigError, DataError, JuratError, RewardDrift
 from jurat.platform.ports import GroupSource, Judge, Reporter, Tokenizer
 from jurat.platform.recipe import SFT, Prompt, Recipe, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
-from jurat.platform.runs.lock import RunLock
+from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.store import RunInfo, Store
 from jurat.platform.types import CheckpointRef, Evaluation, Problem, Sampling
 from jurat.trainers import evaluate as evaluation
@@ -32,7 +33,7 @@ from jurat.trainers.loop import Run
 from jurat.trainers.loop import train as run_loop
 from jurat.trainers.offline import Demonstrations
 from jurat.trainers.rollouts import Rollouts
-from jurat.verifiers.judge import build_judge
+from jurat.verifiers.judge import LocalJudge, build_judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +55,14 @@ class Outcome:
 
 
 def train(
-    recipe: Recipe | None, *, home: Path, base: Path, reporter: Reporter, run_id: str | None = None,
+    recipe: Recipe | None,
+    *,
+    home: Path,
+    base: Path,
+    reporter: Reporter,
+    run_id: str | None = None,
     resume: str | None = None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Run a recipe to its end, or go on with run ``resume`` by its own recipe (``recipe`` is then None).
 
     Ctrl-C once: checkpoint and stop; twice: stop now. Raises JuratError; the run is then recorded as failed.
@@ -64,27 +70,72 @@ def train(
     if (recipe is None) == (resume is None):
         raise ConfigError("give a recipe or a run to resume, not both", where="jurat train")
     store = Store.open(recipe.tracking.database if recipe else None, home)
-    if resume is not None:
-        run = store.run(resume)
-        recipe = Recipe.model_validate(run.recipe)
-        base = Path(run.meta["base"])
-    else:
-        assert recipe is not None
-        for _, stage in recipe.staged():
-            build_algorithm(stage)  # contradictions in the recipe, before anything is made or loaded
-        run = store.create_run(
-            recipe=recipe, recipe_digest=digest(recipe), meta={"base": str(base.resolve())}, run_id=run_id
+    found = None if resume is None else store.run(resume)
+    if found is not None:
+        recipe, base = Recipe.model_validate(found.recipe), Path(found.meta["base"])
+    assert recipe is not None
+    prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
+    rewards = [each.reward for each in prepared]
+    run = found or store.create_run(
+        recipe=recipe,
+        recipe_digest=digest(recipe),
+        reward_digest=rewards[-1],
+        run_id=run_id,
+        meta={"base": str(base.resolve()), "rewards": rewards, "verifiers": dict(prepared[-1].verifiers)},
+    )
+    if run.meta["rewards"] != rewards:
+        raise RewardDrift(
+            f"the reward of run {run.id} has changed since it began: {run.meta['verifiers']} then, "
+            f"{dict(prepared[-1].verifiers)} now",
+            where=str(run.folder),
+            fix="restore the verifier, or start a new run from the checkpoint (jurat export)",
         )
-    with RunLock(run.folder):
+    with exclusive(run.folder):
+        run = store.set_state(run, "running")
         launch = _Launch(recipe=recipe, run=run, store=store, home=home, base=base, reporter=reporter)
         try:
-            outcome = asyncio.run(launch.stages())
+            outcome = asyncio.run(launch.stages(prepared))
         except BaseException as error:
-            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            store.set_state(run.id, state, str(_first(error)))
-            raise _first(error) from error
-        store.set_state(run.id, outcome.state, "")
+            first = _first(error)
+            store.set_state(run, "interrupted" if isinstance(first, KeyboardInterrupt) else "failed", str(first))
+            raise first from None if isinstance(first, JuratError) else error
+        store.set_state(run, outcome.state)  # type: ignore[arg-type]
     return outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A stage whose data, reward and algorithm were found good before any model was loaded."""
+
+    name: str
+    recipe: Recipe
+    sets: Mapping[str, ProblemSet]
+    reward: str
+    """Digest of the reward spec."""
+    verifiers: Mapping[str, str]
+    """Member -> version digest."""
+
+
+def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
+    """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
+    build_algorithm(recipe)
+    sets = load_sets(recipe, base=base)
+    with closing(_judge(recipe, base)) as judge:
+        problems = [problem for each in sets.values() for problem in each.problems]
+        bound = judge.bind([problem.verifier for problem in problems])
+        if not isinstance(recipe.algorithm, SFT):
+            check_gold(sets, judge)
+        return Prepared(
+            name=name,
+            recipe=recipe,
+            sets=sets,
+            reward=judge.spec_digest,
+            verifiers={member: spec.digest for member, spec in bound.items()},
+        )
+
+
+def _judge(recipe: Recipe, base: Path) -> LocalJudge:
+    return build_judge(recipe.reward, user_files=[base / file for file in recipe.verifiers])
 
 
 def _first(error: BaseException) -> BaseException:
@@ -103,36 +154,43 @@ class _Launch:
     base: Path
     reporter: Reporter
 
-    async def stages(self) -> Outcome:
+    async def stages(self, prepared: Sequence[Prepared]) -> Outcome:
         """Every stage that is not finished, in order; each begins from the weights of the one before."""
-        staged = self.recipe.staged()
         stop = asyncio.Event()
-        found = [checkpointing.latest(self._checkpoints(name)) for name, _ in staged]
+        found = [checkpointing.latest(self.checkpoints(each.name)) for each in prepared]
         started = max((place for place, ref in enumerate(found) if ref is not None), default=0)
         evaluations: list[Evaluation] = []
         metrics: dict[str, float] = {}
         with _stop_on_signals(stop, self.reporter):
-            for place in range(started, len(staged)):
-                name, recipe = staged[place]
+            for place in range(started, len(prepared)):
                 parent = found[place - 1] if place else None
-                stage = _Stage(launch=self, name=name, recipe=recipe, stop=stop, first=place == 0)
+                stage = _Stage(launch=self, prepared=prepared[place], place=place, stop=stop)
                 version, found[place] = await stage.run(own=found[place], parent=parent)
                 evaluations += stage.evaluations
                 metrics = stage.metrics or metrics
-                if version < recipe.steps:
+                if version < prepared[place].recipe.steps:
                     return self._outcome("interrupted", version, metrics, found[place], evaluations)
-        return self._outcome("finished", staged[-1][1].steps, metrics, found[-1], evaluations)
+        return self._outcome("finished", prepared[-1].recipe.steps, metrics, found[-1], evaluations)
 
     def _outcome(
-        self, state: str, step: int, metrics: Mapping[str, float], ref: CheckpointRef | None,
+        self,
+        state: str,
+        step: int,
+        metrics: Mapping[str, float],
+        ref: CheckpointRef | None,
         evaluations: Sequence[Evaluation],
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         return Outcome(
-            run=self.run.id, folder=self.run.folder, state=state, step=step, metrics=metrics,
-            checkpoint=ref.path if ref else "", evaluations=tuple(evaluations),
-        )  # fmt: skip
+            run=self.run.id,
+            folder=self.run.folder,
+            state=state,
+            step=step,
+            metrics=metrics,
+            checkpoint=ref.path if ref else "",
+            evaluations=tuple(evaluations),
+        )
 
-    def _checkpoints(self, stage: str) -> Path:
+    def checkpoints(self, stage: str) -> Path:
         return self.run.folder / "checkpoints" / (stage or "main")
 
 
@@ -153,39 +211,44 @@ class _Kept:
 class _Stage:
     """One stage: its data, judge, engine and source, composed and run."""
 
-    def __init__(self, *, launch: _Launch, name: str, recipe: Recipe, stop: asyncio.Event, first: bool) -> None:
-        self.launch, self.name, self.recipe, self.stop, self.first = launch, name, recipe, stop, first
+    def __init__(self, *, launch: _Launch, prepared: Prepared, place: int, stop: asyncio.Event) -> None:
+        self.launch, self.prepared, self.place, self.stop = launch, prepared, place, stop
+        self.name, self.recipe = prepared.name, prepared.recipe
         self.evaluations: list[Evaluation] = []
         self.metrics: dict[str, float] = {}
 
     async def run(self, *, own: CheckpointRef | None, parent: CheckpointRef | None) -> tuple[int, CheckpointRef | None]:
         """Go on from ``own`` (a checkpoint of this stage), else begin with the weights of ``parent`` or the model."""
-        recipe, launch = self.recipe, self.launch
+        recipe, launch, sets = self.recipe, self.launch, self.prepared.sets
         first_step = own.step if own else 0
-        sets = load_sets(recipe, base=launch.base)
         for row in (row for each in sets.values() for row in each.skipped):
             launch.reporter.note(f"skipped {row}")
         folder = models.resolve(recipe.model, launch.home)
-        with ExitStack() as closing:
-            judge = build_judge(recipe.reward, user_files=[launch.base / file for file in recipe.verifiers])
-            closing.callback(judge.close)
-            spec = judge.bind([p.verifier for each in sets.values() for p in each.problems])
-            await check_gold(sets, judge, spec)
-            engine = local.build(folder, recipe.engine, recipe.optim, recipe.sampling, total_steps=recipe.steps)
-            closing.callback(engine.close)
+        with ExitStack() as leaving:
+            judge = leaving.enter_context(closing(_judge(recipe, launch.base)))
+            judge.bind([p.verifier for each in sets.values() for p in each.problems])
+            engine = leaving.enter_context(
+                closing(local.build(folder, recipe.engine, recipe.optim, recipe.sampling, total_steps=recipe.steps))
+            )
             kept = {
                 name: short_enough(each.problems, engine.tokenizer, recipe, launch.reporter, name)
                 for name, each in sets.items()
             }
+            identity = {
+                "reward": self.prepared.reward,
+                "verifiers": dict(self.prepared.verifiers),
+                "datasets": {name: each.manifest.digest for name, each in sets.items()},
+                "seed": recipe.seed,
+            }
             segment = launch.store.start_segment(
-                launch.run.id, stage=self.name, first_step=first_step,
-                meta={
-                    "reward": judge.spec_digest, "engine": dict(engine.info),
-                    "datasets": {name: each.manifest.digest for name, each in sets.items()},
-                },
-            )  # fmt: skip
-            ledger = RunLedger(launch.store, launch.run, self.name, segment)
-            closing.callback(ledger.close)
+                launch.run,
+                stage=self.name,
+                stage_index=self.place,
+                first_step=first_step,
+                reward_digest=self.prepared.reward,
+                versions={**identity, "engine": dict(engine.info)},
+            )
+            ledger = leaving.enter_context(closing(RunLedger(launch.store, launch.run, self.name, segment)))
             learners = {"policy": engine.learner}
             algorithm = build_algorithm(recipe)
             scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
@@ -194,42 +257,57 @@ class _Stage:
                 await engine.link.publish(first_step)
             source = self._source(engine, judge, kept["train"])
             buffer = Buffer(
-                source=source, max_lag=recipe.engine.max_lag, first_step=first_step, last_step=recipe.steps,
+                source=source,
+                max_lag=recipe.engine.max_lag,
+                first_step=first_step,
+                last_step=recipe.steps,
                 stop=self.stop,
-            )  # fmt: skip
+            )
             if own:
                 state = checkpointing.state_of(Path(own.path))
                 source.restore(state["source"])
                 buffer.restored(state["planned"])
             store = checkpointing.FolderCheckpoints(
-                launch._checkpoints(self.name), keep=recipe.checkpoint.keep, parent=(own or parent).digest if own or parent else "",
-                meta={
-                    "run": launch.run.id, "stage": self.name, "recipe": digest(recipe), "reward": judge.spec_digest,
-                    "datasets": {name: each.manifest.digest for name, each in sets.items()}, "seed": recipe.seed,
-                },
+                launch.checkpoints(self.name),
+                keep=recipe.checkpoint.keep,
+                parent=(own or parent).digest if own or parent else "",
+                meta={"run": launch.run.id, "stage": self.name, "recipe": digest(recipe), **identity},
                 tokenizer_from=folder,
-            )  # fmt: skip
+            )
             measure = self._evaluator(engine, judge, kept, ledger)
             launch.reporter.start(
                 run_id=launch.run.id, stage=self.name, recipe=recipe, first_step=first_step, last_step=recipe.steps
             )
-            if self.first and first_step == 0:
+            if self.place == 0 and first_step == 0:
                 await measure(0, final=True)
             run = Run(
-                seed=recipe.seed, stage=self.name, first_step=first_step, num_steps=recipe.steps, algorithm=algorithm,
+                seed=recipe.seed,
+                stage=self.name,
+                first_step=first_step,
+                num_steps=recipe.steps,
+                algorithm=algorithm,
                 limits=Limits(recipe.reward.max_undecided, recipe.optim.max_skipped, recipe.sampling.max_new_tokens),
-                epochs=recipe.epochs, updates_per_step=recipe.updates_per_step,
-                tokens_per_microbatch=recipe.tokens_per_microbatch, save_every=recipe.checkpoint.every,
+                epochs=recipe.epochs,
+                updates_per_step=recipe.updates_per_step,
+                tokens_per_microbatch=recipe.tokens_per_microbatch,
+                save_every=recipe.checkpoint.every,
                 evaluate_every=recipe.evaluate.every,
-            )  # fmt: skip
+            )
             version = await run_loop(
-                run, buffer=buffer, learners=learners, scorers=scorers, link=engine.link, ledger=ledger,
-                checkpoints=store, reporter=_Kept(launch.reporter, self), evaluate=measure,
-            )  # fmt: skip
+                run,
+                buffer=buffer,
+                learners=learners,
+                scorers=scorers,
+                link=engine.link,
+                ledger=ledger,
+                checkpoints=store,
+                reporter=_Kept(launch.reporter, self),
+                evaluate=measure,
+            )
             if version == recipe.steps:
                 await measure(version, final=True)
             await ledger.flush()
-        return version, checkpointing.latest(launch._checkpoints(self.name))
+        return version, checkpointing.latest(launch.checkpoints(self.name))
 
     def _source(self, engine: local.LocalEngine, judge: Judge, problems: Sequence[Problem]) -> GroupSource:
         recipe, run = self.recipe, self.launch.run.id
@@ -237,15 +315,28 @@ class _Stage:
         by_id = {problem.id: problem for problem in problems}
         if isinstance(recipe.algorithm, SFT):
             return Demonstrations(
-                run=run, stage=self.name, problems=order, by_id=by_id, tokenizer=engine.tokenizer,
-                prompts_per_step=recipe.prompts_per_step, max_new_tokens=engine.tokenizer.max_length,
-            )  # fmt: skip
+                run=run,
+                stage=self.name,
+                problems=order,
+                by_id=by_id,
+                tokenizer=engine.tokenizer,
+                prompts_per_step=recipe.prompts_per_step,
+                max_new_tokens=engine.tokenizer.max_length,
+            )
         return Rollouts(
-            run=run, stage=self.name, seed=recipe.seed, problems=order, by_id=by_id,
-            allocator=UniformAllocator(recipe.allocation.samples_per_prompt), sampler=engine.sampler, judge=judge,
-            tokenizer=engine.tokenizer, sampling=sampling_of(recipe.sampling, engine.tokenizer),
+            run=run,
+            stage=self.name,
+            seed=recipe.seed,
+            problems=order,
+            by_id=by_id,
+            allocator=UniformAllocator(recipe.allocation.samples_per_prompt),
+            sampler=engine.sampler,
+            judge=judge,
+            tokenizer=engine.tokenizer,
+            sampling=sampling_of(recipe.sampling, engine.tokenizer),
             prompts_per_step=recipe.prompts_per_step,
-        )  # fmt: skip
+            curriculum=order.observe if recipe.data.curriculum else None,
+        )
 
     def _evaluator(
         self, engine: local.LocalEngine, judge: Judge, kept: Mapping[str, Sequence[Problem]], ledger: RunLedger
@@ -258,10 +349,18 @@ class _Stage:
                 if not problems or self.stop.is_set():
                     continue
                 result = await evaluation.evaluate(
-                    problems, name=name, stage=self.name, step=version, sampler=engine.sampler, judge=judge,
-                    tokenizer=engine.tokenizer, sampling=sampling_of(self.recipe.sampling, engine.tokenizer),
-                    samples=part.samples, seed=self.recipe.seed, with_greedy=final,
-                )  # fmt: skip
+                    problems,
+                    name=name,
+                    stage=self.name,
+                    step=version,
+                    sampler=engine.sampler,
+                    judge=judge,
+                    tokenizer=engine.tokenizer,
+                    sampling=sampling_of(self.recipe.sampling, engine.tokenizer),
+                    samples=part.samples,
+                    seed=self.recipe.seed,
+                    with_greedy=final,
+                )
                 ledger.record_evaluation(result)
                 self.evaluations.append(result)
                 self.launch.reporter.evaluation(result)
@@ -276,9 +375,10 @@ def sampling_of(part: SamplingPart, tokenizer: Tokenizer) -> Sampling:
         ids = tokenizer.encode(name)
         if len(ids) != 1:
             raise ConfigError(
-                f"stop {name!r} is {len(ids)} tokens in this model, a stop is one", where="sampling.stop",
+                f"stop {name!r} is {len(ids)} tokens in this model, a stop is one",
+                where="sampling.stop",
                 fix="name a single token of the model's vocabulary",
-            )  # fmt: skip
+            )
         extra.append(int(ids[0]))
     stops = tuple(dict.fromkeys((*tokenizer.eos_ids, *extra)))
     return Sampling(temperature=part.temperature, max_new_tokens=part.max_new_tokens, stop_token_ids=stops)
@@ -295,31 +395,32 @@ def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
     for name, each in sets.items():
         if not each.problems:
             raise DataError(
-                f"data.{name} has no problems", where=sources[name].source if sources[name] else name,
+                f"data.{name} has no problems",
+                where=sources[name].source if sources[name] else name,
                 fix="jurat datasets check SOURCE says why rows were skipped",
-            )  # fmt: skip
+            )
     trained = {problem.id for problem in sets["train"].problems}
     for name in ("held_out", "unseen"):
         both = [p for p in sets[name].problems if p.id in trained] if name in sets else []
         if both:
             raise DataError(
                 f"{len(both)} problems are in data.train and data.{name}, first: {both[0].messages[-1].content!r:.100}",
-                where=both[0].source, fix="give them disjoint fractions, or another split",
-            )  # fmt: skip
+                where=both[0].source,
+                fix="give them disjoint fractions, or another split",
+            )
     return sets
 
 
-async def check_gold(sets: Mapping[str, ProblemSet], judge: Any, spec: Mapping[str, Any]) -> None:
+def check_gold(sets: Mapping[str, ProblemSet], judge: LocalJudge) -> None:
     """Every reference must pass its own verifier. Raises DataError with the first rows that do not."""
-    bad = []
-    for name, each in sets.items():
-        bad += [(name, p, verdict) for p, verdict in await judge.check_gold(each.problems)]
+    bad = [(name, p, v) for name, each in sets.items() for p, v in gold.check_gold(each.problems, judge.check)]
     if bad:
         first = "; ".join(f"{p.source}: gold {p.reference!r:.60} is {v.status} ({v.why})" for _, p, v in bad[:3])
         raise DataError(
-            f"{len(bad)} references do not pass their own verifier. {first}", where=f"data.{bad[0][0]}",
+            f"{len(bad)} references do not pass their own verifier. {first}",
+            where=f"data.{bad[0][0]}",
             fix="mend or drop the rows, or name another verifier in the source",
-        )  # fmt: skip
+        )
 
 
 def short_enough(
@@ -369,55 +470,66 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
     """What a run would do, without loading a model: stages, data, prompts, tokens. Raises what ``train`` would."""
     out = []
     for name, stage in recipe.staged():
-        algorithm = build_algorithm(stage)
-        sets = load_sets(stage, base=base)
-        judge = build_judge(stage.reward, user_files=[base / file for file in stage.verifiers])
-        try:
-            spec = judge.bind([p.verifier for each in sets.values() for p in each.problems])
-            asyncio.run(check_gold(sets, judge, spec))
-        finally:
-            judge.close()
+        sets = prepare(stage, base=base, name=name).sets
         samples = 1 if isinstance(stage.algorithm, SFT) else stage.allocation.samples_per_prompt
-        out.append({
-            "stage": name, "algorithm": algorithm.name, "steps": stage.steps,
-            "problems": {key: len(each.problems) for key, each in sets.items()},
-            "skipped_rows": {key: len(each.skipped) for key, each in sets.items()},
-            "samples_per_step": stage.prompts_per_step * samples,
-            "max_new_tokens_per_step": stage.prompts_per_step * samples * stage.sampling.max_new_tokens,
-            "example": next(iter(sets["train"].problems)).messages[-1].content,
-        })  # fmt: skip
+        out.append(
+            {
+                "stage": name,
+                "algorithm": stage.algorithm.name,
+                "steps": stage.steps,
+                "problems": {key: len(each.problems) for key, each in sets.items()},
+                "skipped_rows": {key: len(each.skipped) for key, each in sets.items()},
+                "samples_per_step": stage.prompts_per_step * samples,
+                "max_new_tokens_per_step": stage.prompts_per_step * samples * stage.sampling.max_new_tokens,
+                "example": next(iter(sets["train"].problems)).messages[-1].content,
+            }
+        )
     return {
-        "recipe": recipe.name, "digest": digest(recipe), "model": str(models.resolve(recipe.model, home)), "stages": out
+        "recipe": recipe.name,
+        "digest": digest(recipe),
+        "model": str(models.resolve(recipe.model, home)),
+        "stages": out,
     }
 
 
 def evaluate_model(
-    model: str, source: Source, *, home: Path, base: Path, prompt: Prompt, sampling: SamplingPart, samples: int,
-    limit: int | None, reporter: Reporter, engine: Any = None,
-) -> Evaluation:  # fmt: skip
+    model: str,
+    source: Source,
+    *,
+    home: Path,
+    base: Path,
+    prompt: Prompt,
+    sampling: SamplingPart,
+    samples: int,
+    limit: int | None,
+    reporter: Reporter,
+    engine: Any = None,
+) -> Evaluation:
     """pass@k with intervals of a model (a name, a folder, a Hub id) on a data set."""
     recipe = Recipe(
         model=model, data={"train": source}, prompt=prompt, sampling=sampling, **({"engine": engine} if engine else {})
     )  # type: ignore[arg-type]
-    problems = load_problems(source, prompt, base=base, split="eval")
-    judge = build_judge(recipe.reward, user_files=[])
+    prepared = prepare(recipe, base=base, name="eval")
     machine = local.build(models.resolve(model, home), recipe.engine, recipe.optim, sampling, total_steps=1)
-    try:
-        spec = judge.bind([p.verifier for p in problems.problems])
-
-        async def measure() -> Evaluation:
-            await check_gold({"eval": problems}, judge, spec)
-            kept = short_enough(problems.problems, machine.tokenizer, recipe, reporter, "eval")
-            return await evaluation.evaluate(
-                kept[:limit], name=source.source, stage="", step=0, sampler=machine.sampler, judge=judge,
-                tokenizer=machine.tokenizer, sampling=sampling_of(sampling, machine.tokenizer), samples=samples,
-                seed=recipe.seed, with_greedy=True,
-            )  # fmt: skip
-
-        return asyncio.run(measure())
-    finally:
-        machine.close()
-        judge.close()
+    with closing(machine), closing(_judge(recipe, base)) as judge:
+        problems = prepared.sets["train"].problems
+        judge.bind([problem.verifier for problem in problems])
+        kept = short_enough(problems, machine.tokenizer, recipe, reporter, "eval")
+        return asyncio.run(
+            evaluation.evaluate(
+                kept[:limit],
+                name=source.source,
+                stage="",
+                step=0,
+                sampler=machine.sampler,
+                judge=judge,
+                tokenizer=machine.tokenizer,
+                sampling=sampling_of(sampling, machine.tokenizer),
+                samples=samples,
+                seed=recipe.seed,
+                with_greedy=True,
+            )
+        )
 
 
 __all__ = ["JuratError", "Outcome", "dry_run", "evaluate_model", "train"]

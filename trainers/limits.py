@@ -28,14 +28,20 @@ class Limits:
         if scored and len(without) / len(scored) > self.max_undecided:
             statuses = Counter(v.status for s in without for v in s.judgement.verdicts.values() if v.score is None)
             example = next(
-                (f"{name}: {v.status}, {v.why}" for s in without for name, v in s.judgement.verdicts.items() if v.score is None),
+                (
+                    f"{name}: {v.status}, {v.why}"
+                    for s in without
+                    for name, v in s.judgement.verdicts.items()
+                    if v.score is None
+                ),
                 "no verdict",
-            )  # fmt: skip
+            )
             raise RunFailed(
                 f"{len(without)} of {len(scored)} samples of step {batch.step} got no score "
                 f"({dict(statuses)}; limit {self.max_undecided:.0%}). First: {example}",
-                where="reward.max_undecided", fix="jurat rollouts RUN --worst 10 shows them; mend the verifier or the data",
-            )  # fmt: skip
+                where="reward.max_undecided",
+                fix="jurat rollouts RUN --worst 10 shows them; mend the verifier or the data",
+            )
         cut = sum(s.rollout.finish == "length" for s in scored)
         if "cut" not in self.warned and scored and cut / len(scored) > 0.5:
             self.warned.add("cut")
@@ -56,5 +62,6 @@ class Limits:
             if self.skipped_in_a_row >= self.max_skipped:
                 raise RunFailed(
                     f"{self.skipped_in_a_row} updates in a row had a non-finite loss or gradient",
-                    where="optim.max_skipped", fix="lower optim.lr, or resume from the last checkpoint with another seed",
-                )  # fmt: skip
+                    where="optim.max_skipped",
+                    fix="lower optim.lr, or resume from the last checkpoint with another seed",
+                )

@@ -96,14 +96,16 @@ async def train(
         clock.lap("score")
         samples = algorithm.samples(batch.groups, scores)
         reports: list[UpdateReport] = []
-        for part in updates(
-            samples, epochs=run.epochs, per_epoch=run.updates_per_step, rng=run.rng(step, "updates")
-        ):
+        for part in updates(samples, epochs=run.epochs, per_epoch=run.updates_per_step, rng=run.rng(step, "updates")):
             for role, objective in algorithm.objectives.items():
                 packed = pack(
-                    part, objective, algorithm.aggregation, ranks=learners[role].ranks,
-                    tokens=run.tokens_per_microbatch, constant=algorithm.constant,
-                )  # fmt: skip
+                    part,
+                    objective,
+                    algorithm.aggregation,
+                    ranks=learners[role].ranks,
+                    tokens=run.tokens_per_microbatch,
+                    constant=algorithm.constant,
+                )
                 reports.append(await learners[role].update(packed.rounds, objective))
         clock.lap("update")
         run.limits.check_updates(reports, reporter)
@@ -113,9 +115,16 @@ async def train(
         buffer.published(version)
         clock.lap("publish")
         report = StepReport(
-            step=step, version=version, metrics=step_metrics(batch, reports), updates=tuple(reports),
-            seconds={**clock.laps, "sample": batch.seconds.get("sample", 0.0), "judge": batch.seconds.get("judge", 0.0)},
-        )  # fmt: skip
+            step=step,
+            version=version,
+            metrics=step_metrics(batch, reports),
+            updates=tuple(reports),
+            seconds={
+                **clock.laps,
+                "sample": batch.seconds.get("sample", 0.0),
+                "judge": batch.seconds.get("judge", 0.0),
+            },
+        )
         ledger.record_step(report)
         reporter.step(report)
         if run.saves_after(step):
@@ -143,5 +152,3 @@ class Clock:
         now = time.perf_counter()
         self.laps[name] = self.laps.get(name, 0.0) + now - self._last
         self._last = now
-
-

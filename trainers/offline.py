@@ -50,14 +50,20 @@ class Demonstrations:
         text = str(problem.columns.get("solution") or problem.reference)
         ids = np.append(self.tokenizer.encode(text)[: self.max_new_tokens - 1], self.tokenizer.eos_ids[0])
         given = Completion(
-            token_ids=ids, logprobs=np.zeros(len(ids), dtype=np.float32), finish="stop",
+            token_ids=ids,
+            logprobs=np.zeros(len(ids), dtype=np.float32),
+            finish="stop",
             spans=(Span(start=0, end=len(ids), version=-1),),
-        )  # fmt: skip
+        )
         rollout = to_rollout(
-            given, self.tokenizer.encode_prompt(problem.messages), problem,
-            id=rollout_id(self.run, self.stage, problem.id, visit.visit, 0), visit=visit.visit, index=0,
+            given,
+            self.tokenizer.encode_prompt(problem.messages),
+            problem,
+            id=rollout_id(self.run, self.stage, problem.id, visit.visit, 0),
+            visit=visit.visit,
+            index=0,
             tokenizer=self.tokenizer,
-        )  # fmt: skip
+        )
         label = Judgement(verdicts={}, reward=Reward(value=1.0))
         return Group(visit=visit, scored=(Scored(rollout=rollout, judgement=label),), allocation=GIVEN)
 

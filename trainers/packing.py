@@ -61,11 +61,11 @@ def pack(
     kept = [j for j, sample in enumerate(samples) if not (skips and not sample.advantages.any())]
     kept.sort(key=lambda j: samples[j].atom)
     bins: list[list[int]] = []
-    used = 0
-    for previous, j in zip([None, *kept[:-1]], kept, strict=True):
+    used, atom = 0, None
+    for j in kept:
         length, completion = len(samples[j].tokens), int(samples[j].loss_mask.sum())
-        shares = previous is not None and samples[previous].atom == samples[j].atom
-        cost = completion if shares else length
+        cost = completion if samples[j].atom == atom else length
+        atom = samples[j].atom
         if not bins or used + cost > tokens:
             bins.append([])
             used, cost = 0, length

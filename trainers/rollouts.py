@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,10 +46,18 @@ def to_rollout(
     logprobs = np.zeros(len(mask), dtype=np.float32)
     logprobs[ahead:] = completion.logprobs
     return Rollout(
-        id=id, problem=problem, visit=visit, index=index,
-        tokens=np.concatenate([prompt, completion.token_ids]).astype(np.int64), loss_mask=mask,
-        sampler_logprobs=logprobs, spans=completion.spans, text=text, char_ends=char_ends, finish=completion.finish,
-    )  # fmt: skip
+        id=id,
+        problem=problem,
+        visit=visit,
+        index=index,
+        tokens=np.concatenate([prompt, completion.token_ids]).astype(np.int64),
+        loss_mask=mask,
+        sampler_logprobs=logprobs,
+        spans=completion.spans,
+        text=text,
+        char_ends=char_ends,
+        finish=completion.finish,
+    )
 
 
 @dataclass(slots=True)
@@ -68,6 +76,8 @@ class Rollouts:
     tokenizer: Tokenizer
     sampling: Sampling
     prompts_per_step: int
+    curriculum: Callable[[int, float], None] | None = None
+    """Told (level, mean reward) of each group when the loop takes its batch."""
     plans: dict[int, tuple[tuple[Visit, Allocation], ...]] = field(default_factory=dict)
 
     def plan(self, step: int) -> None:
@@ -122,9 +132,11 @@ class Rollouts:
     def observe(self, batch: Batch) -> None:
         groups = sorted([*batch.groups, *(group for group, _ in batch.discarded)], key=lambda g: g.visit.position)
         self.allocator.observe(groups)
-        observe = getattr(self.problems, "observe", None)
-        if observe is not None:
-            observe(groups)
+        for group in groups:
+            values = [s.judgement.reward.value for s in group.scored if s.judgement.reward.value is not None]
+            level = group.visit.problem.columns.get("level")
+            if self.curriculum is not None and level is not None and values:
+                self.curriculum(int(level), float(np.mean(values)))
         self.plans.pop(batch.step, None)
 
     async def interrupt(self) -> Mapping[str, Any]:
@@ -152,8 +164,9 @@ class Rollouts:
         if problem_id not in self.by_id:
             raise DataError(
                 f"the checkpoint plans problem {problem_id}, which the data set no longer has",
-                where="data.train", fix="resume with the data set of the run",
-            )  # fmt: skip
+                where="data.train",
+                fix="resume with the data set of the run",
+            )
         return (
             Visit(problem=self.by_id[problem_id], visit=visit, position=position),
             Allocation(samples=samples, reason=reason),

@@ -64,9 +64,14 @@ class Algorithm:
 def _for_scoring(rollout: Rollout, atom: int) -> Sample:
     mask = rollout.loss_mask.astype(np.float32)
     return Sample(
-        tokens=rollout.tokens, loss_mask=rollout.loss_mask, sampler_logprobs=rollout.sampler_logprobs,
-        weights=mask, advantages=mask, atom=atom, rollout_id=rollout.id,
-    )  # fmt: skip
+        tokens=rollout.tokens,
+        loss_mask=rollout.loss_mask,
+        sampler_logprobs=rollout.sampler_logprobs,
+        weights=mask,
+        advantages=mask,
+        atom=atom,
+        rollout_id=rollout.id,
+    )
 
 
 async def annotate(

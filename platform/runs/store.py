@@ -49,7 +49,9 @@ class Store:
         try:
             (home / "runs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunFailed(f"cannot make the home folder: {error}", where=str(home), fix="choose another with --home") from None
+            raise RunFailed(
+                f"cannot make the home folder: {error}", where=str(home), fix="choose another with --home"
+            ) from None
         engine = connect(url or sqlite_url(home / "jurat.db"), busy_seconds=busy_seconds)
         first_contact(engine)
         upgrade(engine)
@@ -60,17 +62,19 @@ class Store:
 
     # ---- runs ----
 
-    def create_run(self, *, recipe: Recipe, recipe_digest: str, reward_digest: str, meta: Mapping[str, Any]) -> RunInfo:
-        """A new run in state ``created`` with its own folder.
+    def create_run(
+        self, *, recipe: Recipe, recipe_digest: str, reward_digest: str, meta: Mapping[str, Any], run_id: str | None = None
+    ) -> RunInfo:
+        """A new run in state ``created`` with its own folder; its id is made unless given. Raises ConfigError if taken.
 
         ``meta``: JSON; ``meta["verifiers"]`` may map member names to version digests, which ``runs show`` prints.
         """
         at = now()
         day = time.strftime("%Y%m%d", time.gmtime(at / 1e6))
         while True:
-            run_id = f"r-{day}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
+            made = run_id or f"r-{day}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
             row = {
-                "id": run_id,
+                "id": made,
                 "name": t.visible(recipe.name),
                 "state": "created",
                 "recipe": recipe.model_dump(mode="json"),
@@ -82,7 +86,9 @@ class Store:
             with writing(self.engine) as connection:
                 if sql.insert_run(connection, row):
                     break
-        run = self.run(run_id)
+            if run_id is not None:
+                raise ConfigError(f"run {run_id!r} exists", where=str(self.home), fix=f"jurat train --resume {run_id}")
+        run = self.run(made)
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -102,7 +108,11 @@ class Store:
                 return found[0]
             if found:
                 some = ", ".join(sorted(run.id for run in found)[:5])
-                raise ConfigError(f"{len(found)} runs begin with {id_or_prefix!r}: {some}", where=str(self.home), fix="give more of it")
+                raise ConfigError(
+                    f"{len(found)} runs begin with {id_or_prefix!r}: {some}",
+                    where=str(self.home),
+                    fix="give more of it",
+                )
             hint = nearest(id_or_prefix, sql.run_ids(connection))
         raise ConfigError(f"no run {id_or_prefix!r}.{hint}", where=str(self.home), fix="jurat runs ls lists them")
 
@@ -122,14 +132,22 @@ class Store:
             before = sql.move_run(connection, run.pk, state, detail, at)
             if before is not None:
                 payload = {"from": before, "to": state, "detail": detail}
-                event = {"uid": f"state-{secrets.token_hex(8)}", "segment": None, "at": at, "kind": "state", "payload": payload}
+                event = {
+                    "uid": f"state-{secrets.token_hex(8)}",
+                    "segment": None,
+                    "at": at,
+                    "kind": "state",
+                    "payload": payload,
+                }
                 sql.insert_events(connection, run.pk, [event])
         fresh = self.run(run.id)
         if before is None:
             raise RunFailed(
                 f"run {run.id} is {fresh.state}: it cannot become {state}",
                 where=str(run.folder),
-                fix="start a new run from its checkpoint" if fresh.state == "finished" else "jurat runs show tells what it did",
+                fix="start a new run from its checkpoint"
+                if fresh.state == "finished"
+                else "jurat runs show tells what it did",
             )
         return fresh
 
@@ -178,7 +196,9 @@ class Store:
 
     def add_metrics(self, run: RunInfo, segment: Segment, step: int, values: Mapping[str, float]) -> None:
         at = now()
-        rows = [{"segment": segment.no, "step": step, "at": at, "name": k, "value": float(v)} for k, v in values.items()]
+        rows = [
+            {"segment": segment.no, "step": step, "at": at, "name": k, "value": float(v)} for k, v in values.items()
+        ]
         with writing(self.engine) as connection:
             sql.insert_metrics(connection, run.pk, rows)
 
@@ -221,7 +241,9 @@ class Store:
         with reading(self.engine) as connection:
             return sql.evaluations(connection, run.pk)
 
-    def parts(self, run: RunInfo, *, kind: str = "rollout", step: int | None = None, canonical: bool = True) -> list[Part]:
+    def parts(
+        self, run: RunInfo, *, kind: str = "rollout", step: int | None = None, canonical: bool = True
+    ) -> list[Part]:
         with reading(self.engine) as connection:
             return sql.parts(connection, run.pk, kind=kind, step=step, canonical=canonical)
 

@@ -18,11 +18,13 @@ class Clipped:
 
     PPO (arXiv 1707.06347, eq. 7); GRPO (arXiv 2402.03300, eq. 3) is this with group advantages and k3; DAPO
     (arXiv 2503.14476, eq. 8) with high > low. Without ``mb.proximal_logprobs`` the proximal policy is the current one
-    (first and only update of a batch): rho = 1 and its gradient is that of ``A log pi``.
+    (first and only update of a batch): rho = 1 and its gradient is that of ``A log pi``. With ``dual`` = c > 1 the loss
+    of a negative advantage is at most ``-A c`` (dual clip, arXiv 1912.09729).
     """
 
     low: float = 0.2
     high: float = 0.2
+    dual: float | None = None
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
     token_local: bool = True
@@ -39,6 +41,8 @@ class Clipped:
         plain = -mb.advantages * ratio
         clipped = -mb.advantages * ratio.clamp(1.0 - self.low, 1.0 + self.high)
         losses = torch.maximum(plain, clipped)
+        if self.dual is not None:
+            losses = torch.where(mb.advantages < 0, torch.minimum(losses, -mb.advantages * self.dual), losses)
         metrics = {"clip_fraction": (mb.weights * (clipped > plain)).sum().detach()}
         if self.kl_coef:
             assert mb.ref_logprobs is not None
