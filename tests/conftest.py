@@ -1,0 +1,93 @@
+"""Shared by all tests: a private home, no network, one thread, and a CI in which skipping is not passing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CI = bool(os.environ.get("CI"))
+SKIPPABLE = re.compile(r"\bGPU\b|\bCUDA\b|\.\./shared|JURAT_(CASES|PARITY|SHARED)", re.IGNORECASE)
+"""Reasons that may skip a test in CI: hardware and case sets that are not part of the project. Anything else fails."""
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two processes with two threads each wait for one another
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["JURAT_HOME"] = tempfile.mkdtemp(prefix="jurat-tests-")
+
+hypothesis.settings.register_profile("default", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if CI else "default"))
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def cases() -> Path:
+    """The folder of shared case sets (JURAT_CASES, else ../shared/cases); skips where it is absent."""
+    folder = Path(os.environ.get("JURAT_CASES", ROOT.parent / "shared" / "cases"))
+    if not folder.is_dir():
+        pytest.skip(f"no case sets at {folder} (../shared or JURAT_CASES)")
+    return folder
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["JURAT_HOME"], ignore_errors=True)
+
+
+# ---- skipping is not passing -------------------------------------------------------------------------------------
+
+
+def _fail_if_skipped(report: Any) -> None:
+    if not (CI and report.skipped) or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not SKIPPABLE.search(reason):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI, where only GPUs and ../shared may be missing: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[Any]:
+    report = yield
+    _fail_if_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[Any]:
+    report = yield
+    _fail_if_skipped(report)
+    return report
+
+
+# ---- each room has about a minute ----------------------------------------------------------------------------------
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    seconds: Counter[str] = Counter()
+    tests: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                room = "/".join(report.nodeid.split("::")[0].split("/")[:2])
+                seconds[room] += report.duration
+                tests[room] += report.when == "call"
+    if len(seconds) > 1:
+        terminalreporter.section("seconds by room")
+        for room, spent in seconds.most_common():
+            terminalreporter.write_line(f"{spent:7.1f}  {tests[room]:5d} tests  {room}")
