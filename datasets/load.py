@@ -1,0 +1,327 @@
+"""From a recipe's ``Source`` to problems: one door for generated sets, files and the Hub.
+
+A row becomes a problem through the field map; what cannot become one is a ``BadRow`` with its file and line, and
+refuses the whole set or is skipped, as the recipe says. Selection, in this order: bad rows and duplicates out, then
+``fraction`` by the content hash of the question, then ``size`` by the source's seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from jurat.datasets import generated, hub
+from jurat.datasets.gold import read_gold
+from jurat.datasets.manifest import FileStamp, Manifest, ids_digest
+from jurat.datasets.rows import SUFFIXES, BadRow, Row, find_files, read_rows, stamp
+from jurat.platform.canonical import digest
+from jurat.platform.errors import DataError, nearest
+from jurat.platform.randomness import generator
+from jurat.platform.recipe import Prompt, Source
+from jurat.platform.types import Message, Problem, VerifierSpec
+
+SHOWN_BAD_ROWS = 5
+DEFAULT_GENERATED_SIZE = 4096
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?(@[\w.-]+)?")
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemSet:
+    """Problems in the order of their source, with what they are and what was left out."""
+
+    problems: tuple[Problem, ...]
+    manifest: Manifest
+    skipped: tuple[BadRow, ...]
+
+
+def load_problems(source: Source, prompt: Prompt, *, base: Path | None = None, split: str) -> ProblemSet:
+    """The problems of ``source``, asked as ``prompt`` says.
+
+    ``split`` is what the set is for (``train``, ``held_out``, ``unseen``): it is written into each problem and, unless
+    the source names a split itself, chooses the part of the generated problems. A relative path is looked for under
+    ``base`` (the recipe's folder), then under the working folder.
+
+    Raises DataError: no such file, no problem left, a field in no row, or bad rows while ``bad_rows`` is ``refuse``.
+    """
+    if generated.names(source.source):
+        return _generated(source, prompt, split)
+    path = find_path(source.source, base)
+    if path is not None:
+        paths = find_files(path)
+        rows: Iterable[Row | BadRow] = (row for p in paths for row in read_rows(p))
+        return _from_rows(rows, source, prompt, split, files=tuple(map(stamp, paths)), licence=_licence_beside(paths[0]))
+    if not _HUB_ID.fullmatch(source.source):
+        raise DataError(f"{source.source!r} is neither a file, a folder, a Hub id nor 'generated'", where="data source")
+    rows, licence = hub.rows(source.source, source.split)
+    return _from_rows(rows, source, prompt, split, files=(), licence=licence)
+
+
+def find_path(name: str, base: Path | None) -> Path | None:
+    """The file or folder that ``name`` means, or None if it can only be a Hub id. Raises DataError if it is missing."""
+    tried = [base / name] if base is not None else []
+    tried.append(Path(name))
+    for path in tried:
+        if path.exists():
+            return path
+    if Path(name).suffix in SUFFIXES or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise DataError("no such data file or folder", where=" or ".join(str(p) for p in tried),
+                        fix="give a .jsonl or .parquet file, a folder of them, a Hub id owner/name, or 'generated'")  # fmt: skip
+    return None
+
+
+def messages_of(question: str | Sequence[Mapping[str, str]], prompt: Prompt) -> tuple[Message, ...]:
+    """A question in the recipe's template; a ready conversation gets prefix and suffix on its last message."""
+    turns = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
+    made = [Message(role=turn["role"], content=turn["content"]) for turn in turns]  # type: ignore[arg-type]
+    last = made[-1]
+    made[-1] = Message(role=last.role, content=f"{prompt.prefix}{last.content}{prompt.suffix}")
+    system = [Message(role="system", content=prompt.system)] if prompt.system is not None else []
+    return (*system, *made)
+
+
+def problem_id(messages: Sequence[Message], reference: str) -> str:
+    """``p`` and 24 hex digits (96 bits) of the digest of messages + reference: the verifier is no part of it."""
+    whole = digest({"messages": [[m.role, m.content] for m in messages], "reference": reference})
+    return "p" + whole.removeprefix("sha256:")[:24]
+
+
+def unit_interval(question: str) -> float:
+    """Where a question falls in [0, 1) by its content: case and spaces do not move it, nor do template or gold."""
+    text = " ".join(question.casefold().split())
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") / 2**56
+
+
+# ---- files and the Hub ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    question: str
+    problem: Problem
+
+
+def _from_rows(
+    rows: Iterable[Row | BadRow], source: Source, prompt: Prompt, split: str, *,
+    files: tuple[FileStamp, ...], licence: str | None,
+) -> ProblemSet:  # fmt: skip
+    taken: list[_Taken] = []
+    bad: list[BadRow] = []
+    asked: dict[str, _Taken] = {}
+    left_out: set[str] = set()
+    columns_seen: Counter[str] = Counter()
+    total = 0
+    for row in rows:
+        total += 1
+        if isinstance(row, BadRow):
+            bad.append(row)
+            continue
+        columns_seen.update(row.value.keys())
+        try:
+            one = _take(row, source, prompt, split, left_out)
+        except ValueError as error:
+            bad.append(BadRow(row.where, str(error)))
+            continue
+        key = " ".join(one.question.split())
+        if (first := asked.setdefault(key, one)) is not one:
+            same = first.problem.reference == one.problem.reference
+            bad.append(BadRow(row.where, f"{'duplicate of' if same else 'same question as'} {first.problem.source}"
+                                         f"{'' if same else ' with another answer'}"))  # fmt: skip
+            continue
+        taken.append(one)
+    _check_fields(source, columns_seen, total - sum(1 for b in bad if b.reason.startswith("not ")))
+    if bad and source.bad_rows == "refuse":
+        shown = "\n  ".join(str(b) for b in bad[:SHOWN_BAD_ROWS])
+        more = f"\n  and {len(bad) - SHOWN_BAD_ROWS} more" if len(bad) > SHOWN_BAD_ROWS else ""
+        raise DataError(f"{len(bad)} of {total} rows are bad:\n  {shown}{more}", where=source.source,
+                        fix="mend them, or set bad_rows: skip to leave them out")  # fmt: skip
+    low, high = source.fraction
+    kept = [one.problem for one in taken if low <= unit_interval(one.question) < high]
+    if source.size is not None and len(kept) > source.size:
+        order = generator("datasets", "size", source.seed).permutation(len(kept))[: source.size]
+        kept = [kept[i] for i in sorted(order)]
+    selection = {"fraction": list(source.fraction), "size": source.size, "seed": source.seed}
+    return _made(kept, tuple(bad), source, prompt, split, selection=selection, files=files, licence=licence,
+                 fields=source.fields.model_dump(), left_out=tuple(sorted(left_out)), total=total)  # fmt: skip
+
+
+def _take(row: Row, source: Source, prompt: Prompt, split: str, left_out: set[str]) -> _Taken:
+    """The problem in a row. Raises ValueError saying why there is none."""
+    fields = source.fields
+    asked = _column(row.value, fields.question)
+    turns = _conversation(asked) if isinstance(asked, list) else None
+    question = "\n".join(t["content"] for t in turns) if turns else _text(asked, fields.question)
+    if not question.strip():
+        raise ValueError(f"field {fields.question!r} is empty")
+    answer = _text(_column(row.value, fields.answer), fields.answer)
+    if source.verifier == "math" or fields.gold != "auto" or "####" in answer:
+        reference, rule = read_gold(answer, fields.gold)
+    else:
+        reference, rule = read_gold(answer, "plain")
+    columns = {}
+    for name, value in row.value.items():
+        if name in (fields.question, fields.answer):
+            continue
+        try:
+            columns[name] = _json_value(value)
+        except ValueError:
+            left_out.add(name)
+    if fields.solution is not None:
+        columns["solution"] = _text(_column(row.value, fields.solution), fields.solution)
+    elif rule in ("hashes", "boxed") and not isinstance(columns.get("solution"), str):
+        columns["solution"] = answer
+    messages = messages_of(turns or question, prompt)
+    problem = Problem(id=problem_id(messages, reference), messages=messages, reference=reference,
+                      verifier=VerifierSpec(name=source.verifier, args=dict(source.verifier_args)),
+                      source=row.where, split=split, columns=columns)  # fmt: skip
+    return _Taken(question, problem)
+
+
+def _column(row: Mapping[str, Any], name: str) -> Any:
+    """A column by name, or by a dotted path into nested ones. Raises ValueError if it is absent or null."""
+    value: Any = row
+    for part in (name,) if name in row else name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise ValueError(f"field {name!r} is missing; the row has {sorted(map(str, row))[:12]}")
+        value = value[part]
+    if value is None:
+        raise ValueError(f"field {name!r} is null")
+    return value
+
+
+def _text(value: Any, name: str) -> str:
+    """A cell as text; numbers are spelled exactly. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError(f"field {name!r} holds {type(value).__name__}, expected text or a number")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"field {name!r} holds {value!r}")
+        return str(int(value)) if value.is_integer() else repr(value)
+    return _clean(str(value), f"field {name!r}")
+
+
+def _clean(text: str, what: str) -> str:
+    if "\0" in text:
+        raise ValueError(f"{what} holds a NUL character")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} holds half a surrogate pair at character {error.start}: not text") from None
+    return text
+
+
+def _conversation(value: list[Any]) -> list[dict[str, str]]:
+    """``[{role, content}, ...]`` as it is, checked. Raises ValueError."""
+    for turn in value:
+        if not (isinstance(turn, Mapping) and turn.get("role") in _ROLES and isinstance(turn.get("content"), str)):
+            raise ValueError(f"the conversation holds {str(turn)[:80]!r}, expected {{role: user, content: text}}")
+        _clean(turn["content"], "the conversation")
+    if not value or value[-1]["role"] != "user":
+        raise ValueError("the conversation does not end with a user's message")
+    return [{"role": t["role"], "content": t["content"]} for t in value]
+
+
+def _json_value(value: Any, depth: int = 0) -> Any:
+    """A JSON value, checked. Raises ValueError for what JSON cannot hold."""
+    if depth > 32:
+        raise ValueError("nested too deep")
+    if isinstance(value, Mapping):
+        return {_clean(str(k), "key"): _json_value(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(v, depth + 1) for v in value]
+    if isinstance(value, str):
+        return _clean(value, "column")
+    if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise ValueError(f"{type(value).__name__} is not JSON")
+
+
+def _check_fields(source: Source, seen: Counter[str], objects: int) -> None:
+    """One clear error where the field map fits no row, instead of one per row."""
+    if not seen:
+        return
+    for name in (source.fields.question, source.fields.answer, source.fields.solution):
+        if name is not None and name not in seen and name.split(".")[0] not in seen:
+            raise DataError(f"field {name!r} is in none of {objects} rows; columns: {', '.join(sorted(seen)[:20])}."
+                            f"{nearest(name, seen)}", where=source.source,
+                            fix="name the columns under fields: (jurat datasets show FILE guesses them)")  # fmt: skip
+
+
+def _licence_beside(path: Path) -> str | None:
+    """First line of a LICENSE file in the same folder: what the data say of themselves."""
+    for name in ("LICENSE", "LICENSE.txt", "LICENSE.md"):
+        if (path.parent / name).is_file():
+            lines = (path.parent / name).read_text(encoding="utf-8", errors="replace").split("\n")
+            return next((line.strip("# ").strip() for line in lines if line.strip()), None)
+    return None
+
+
+# ---- generated -----------------------------------------------------------------------------------------------------
+
+
+def _generated(source: Source, prompt: Prompt, split: str) -> ProblemSet:
+    part = source.split if "split" in source.model_fields_set else split
+    low, high = source.fraction
+    seen: set[str] = set()
+
+    def stream(level: int) -> Iterator[generated.Question]:
+        for q in generated.distinct(source.source, seed=source.seed, level=level, split=part):
+            if low <= unit_interval(q.text) < high and q.text not in seen:
+                seen.add(q.text)
+                yield q
+
+    streams = [stream(level) for level in source.levels]
+    questions = _round_robin(streams, source, part)
+    problems = []
+    for q in questions:
+        messages = messages_of(q.text, prompt)
+        problems.append(Problem(
+            id=problem_id(messages, q.answer), messages=messages, reference=q.answer,
+            verifier=VerifierSpec(name=source.verifier, args=dict(source.verifier_args)),
+            source=f"{source.source}:{source.seed}:level-{q.level}:{part}:{q.index}", split=split, columns=q.columns(),
+        ))  # fmt: skip
+    selection = {"fraction": list(source.fraction), "size": len(problems), "seed": source.seed,
+                 "levels": list(source.levels), "part": part, "version": generated.VERSION}  # fmt: skip
+    return _made(problems, (), source, prompt, split, selection=selection, files=(), total=len(problems),
+                 licence="made by jurat: no rights reserved", fields={}, left_out=())  # fmt: skip
+
+
+def _round_robin(
+    streams: list[Iterator[generated.Question]], source: Source, part: str
+) -> list[generated.Question]:
+    """``size`` questions, levels in turn. Without a size: all of a small family, else DEFAULT_GENERATED_SIZE."""
+    if source.size is None and generated.countable(source.source):
+        return [q for stream in streams for q in stream]
+    size = source.size or DEFAULT_GENERATED_SIZE
+    shares = [size // len(streams) + (i < size % len(streams)) for i in range(len(streams))]
+    drawn = [list(islice(stream, share)) for stream, share in zip(streams, shares, strict=True)]
+    for level, got, share in zip(source.levels, drawn, shares, strict=True):
+        if len(got) < share:
+            raise DataError(f"level {level} of {source.source}, split {part!r}, has {len(got)} distinct problems, "
+                            f"asked for {share} (size {size} over {len(streams)} levels)", where="data source",
+                            fix="ask for a smaller size, more levels, or the other split")  # fmt: skip
+    return [got[i] for i in range(max(shares)) for got in drawn if i < len(got)]
+
+
+def _made(
+    problems: list[Problem], bad: tuple[BadRow, ...], source: Source, prompt: Prompt, split: str, *,
+    selection: dict[str, Any], files: tuple[FileStamp, ...], licence: str | None, fields: dict[str, Any],
+    left_out: tuple[str, ...], total: int,
+) -> ProblemSet:  # fmt: skip
+    if not problems:
+        raise DataError(f"no problem is left of {total} rows (fraction {list(source.fraction)}, {len(bad)} bad)",
+                        where=source.source, fix="look at it with: jurat datasets show")  # fmt: skip
+    levels = Counter(str(p.columns["level"]) for p in problems if "level" in p.columns)
+    manifest = Manifest(
+        digest=ids_digest(p.id for p in problems), rows=len(problems), skipped=len(bad), source=source.source,
+        split=split, template=prompt.model_dump(), fields=fields, selection=selection,
+        levels=dict(sorted(levels.items())), files=files, licence=licence, left_out_columns=left_out,
+    )  # fmt: skip
+    return ProblemSet(tuple(problems), manifest, bad)
