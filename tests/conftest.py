@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("api", "datasets", "engine", "migrations", "platform", "trainers", "verifiers")
 CI = bool(os.environ.get("CI"))
 SKIPPABLE = re.compile(r"\bGPU\b|\bCUDA\b|\.\./shared|JURAT_(CASES|PARITY|SHARED)", re.IGNORECASE)
 """Reasons that may skip a test in CI: hardware and case sets that are not part of the project. Anything else fails."""
@@ -34,6 +35,11 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if CI
 def root() -> Path:
     """The repository."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def rooms() -> tuple[str, ...]:
+    return ROOMS
 
 
 @pytest.fixture(scope="session")

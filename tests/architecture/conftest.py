@@ -58,11 +58,6 @@ def _imports(node: ast.AST, *, late: bool) -> Iterator[Import]:
 
 
 @pytest.fixture(scope="session")
-def rooms() -> tuple[str, ...]:
-    return ROOMS
-
-
-@pytest.fixture(scope="session")
 def sources() -> list[Source]:
     """Every Python file of the rooms and of the public face."""
     paths = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
