@@ -19,7 +19,6 @@ from torch import Tensor
 
 from jurat.engine.optim import AdamW
 from jurat.engine.tensorfile import read_tensors, record_digests, write_side_files, write_tensors
-from jurat.platform.errors import RunFailed
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import Optim
 from jurat.platform.types import COLUMNS, FloatArray, Microbatch, Rounds, UpdateReport
@@ -148,7 +147,7 @@ class LocalLearner(LocalScorer):
         )
 
     async def update(self, rounds: Rounds, objective: Objective) -> UpdateReport:
-        """Raises RunFailed after ``optim.max_skipped`` non-finite steps in a row."""
+        """One optimiser step; a non-finite loss or gradient is reported as ``skipped`` and changes no weight."""
         began = time.perf_counter()
         tally = Tally()
         for mb in _each(rounds):
@@ -160,13 +159,6 @@ class LocalLearner(LocalScorer):
         skipped = bool(stepped["skipped"])
         if not skipped:
             self.network.refresh()
-        allowed = self.optimizer.settings.max_skipped
-        if self.optimizer.skipped_in_a_row >= allowed:
-            raise RunFailed(
-                f"{allowed} optimiser steps in a row had a non-finite loss or gradient (loss {tally.loss}, "
-                f"gradient norm {stepped['grad_norm']})", where=f"role {self.role}, step {self.optimizer.step_count}",
-                fix="lower optim.lr, lower optim.clip_norm, or set engine.dtype: float32, and resume",
-            )  # fmt: skip
         count = max(1, tally.targets)
         metrics = {
             **tally.metrics,
@@ -181,6 +173,11 @@ class LocalLearner(LocalScorer):
             role=self.role, metrics=metrics, tokens=tally.targets, forwarded_tokens=tally.forwarded, skipped=skipped,
             seconds={"forward_backward": halfway - began, "optimizer": time.perf_counter() - halfway},
         )  # fmt: skip
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of tensors that ``save`` writes."""
+        return 3 * self.network.master.nbytes
 
     async def save(self, folder: Path) -> None:
         """An HF folder with float32 masters, ``optimizer.safetensors``, ``learner.json`` and each file's digest."""

@@ -1,4 +1,4 @@
-"""The optimiser: AdamW on one flat float32 parameter, clipping by global norm, schedules, refusal of non-finite steps."""
+"""The optimiser: AdamW on one flat float32 parameter, global-norm clipping, schedules, refusal of non-finite steps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ class AdamW:
         """Steps asked for, skipped ones included: the place in the schedule."""
         self.applied = 0
         """Steps taken: Adam's t."""
-        self.skipped_in_a_row = 0
         parameter = torch.nn.Parameter(master, requires_grad=True)
         parameter.grad = grad
         self._adam = torch.optim.AdamW(
@@ -90,9 +89,6 @@ class AdamW:
             self._adam.param_groups[0]["lr"] = rate
             self._adam.step()
             self.applied += 1
-            self.skipped_in_a_row = 0
-        else:
-            self.skipped_in_a_row += 1
         self.grad.zero_()
         return {"grad_norm": norm, "lr": rate, "skipped": float(not finite)}
 
@@ -102,10 +98,9 @@ class AdamW:
         return {"exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
 
     def counters(self) -> Mapping[str, int]:
-        return {"step_count": self.step_count, "applied": self.applied, "skipped_in_a_row": self.skipped_in_a_row}
+        return {"step_count": self.step_count, "applied": self.applied}
 
     def restore(self, counters: Mapping[str, int]) -> None:
         """Continue from ``counters``, once ``tensors()`` hold the moments that belong to them."""
         self.step_count, self.applied = counters["step_count"], counters["applied"]
-        self.skipped_in_a_row = counters["skipped_in_a_row"]
         self._moments()["step"].fill_(float(self.applied))

@@ -76,6 +76,14 @@ def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:
             tensor.copy_(value)
 
 
+def load_tensors(path: Path, *, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, rounded to ``dtype``."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name).to(dtype) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+
+
 def digest_of(path: Path) -> str:
     """``sha256:<hex>`` of a file."""
     with open(path, "rb") as file:

@@ -114,7 +114,7 @@ class SimpleNetwork:
         self.packs = False
         alone = self._hidden(tokens, offsets)
         if not torch.allclose(self._head(alone[3:]), whole, rtol=1e-3, atol=1e-3):
-            raise ModelError(f"{type(self.model).__name__}: its head does not give its logits from its last hidden states",
+            raise ModelError(f"{type(self.model).__name__}: the head does not give its logits from last hidden states",
                              fix="this architecture needs a network of its own in engine/")  # fmt: skip
         if "position_ids" not in inspect.signature(self.model.base_model.forward).parameters:
             return False

@@ -10,7 +10,7 @@ import torch
 
 from jurat.engine.learner import LocalLearner, worth_training
 from jurat.engine.simple.learner import SimpleNetwork
-from jurat.platform.errors import ModelError, RunFailed
+from jurat.platform.errors import ModelError
 from jurat.platform.recipe import Optim
 
 GROUPS = [(9, (3, 5, 1)), (4, (4, 2)), (12, (2, 6))]
@@ -143,18 +143,15 @@ async def test_another_model_is_refused(build, make, tmp_path):
         await other.load(tmp_path / "policy")
 
 
-async def test_non_finite_steps_are_skipped_counted_and_stop_the_run(build, make):
-    learner = build(optim=Optim(lr=1e-2, max_skipped=2))
-    mb = make.microbatch(GROUPS)
+async def test_non_finite_steps_are_skipped_and_reported(build, make):
+    learner, mb = build(), make.microbatch(GROUPS)
     before = learner.network.master.clone()
     poisoned = dataclasses.replace(mb, advantages=mb.advantages * float("nan"))
     report = await learner.update(rounds(poisoned), make.surrogate())
     assert report.skipped
     assert torch.equal(learner.network.master, before)
-    await learner.update(rounds(mb), make.surrogate())
-    assert (await learner.update(rounds(poisoned), make.surrogate())).skipped
-    with pytest.raises(RunFailed, match="2 optimiser steps in a row"):
-        await learner.update(rounds(poisoned), make.surrogate())
+    assert not (await learner.update(rounds(mb), make.surrogate())).skipped
+    assert not torch.equal(learner.network.master, before)
 
 
 async def test_scores_and_empty_microbatches(build, make):

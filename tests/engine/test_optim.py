@@ -69,7 +69,4 @@ def test_a_non_finite_step_changes_nothing(bad, loss):
     assert torch.equal(master, before["master"])
     assert all(torch.equal(tensor, before[name]) for name, tensor in ours.tensors().items())
     assert not grad.any()
-    assert ours.counters() == {"step_count": 2, "applied": 1, "skipped_in_a_row": 1}
-    grad.fill_(1.0)
-    ours.step()
-    assert ours.skipped_in_a_row == 0
+    assert ours.counters() == {"step_count": 2, "applied": 1}
