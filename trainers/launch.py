@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -13,26 +11,28 @@ from typing import Any
 
 from jurat.datasets import check as gold
 from jurat.datasets.cursor import ShuffledSource
-from jurat.datasets.load import ProblemSet, load_problems
+from jurat.datasets.load import ProblemSet
 from jurat.engine import checkpoint as checkpointing
 from jurat.engine import local, models
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, DataError, JuratError, RewardDrift
-from jurat.platform.ports import GroupSource, Judge, Reporter, Tokenizer
-from jurat.platform.recipe import SFT, Prompt, Recipe, SamplingPart, Source
+from jurat.platform.ports import GroupSource, Judge, Reporter
+from jurat.platform.recipe import SFT, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.store import RunInfo, Store
-from jurat.platform.types import CheckpointRef, Evaluation, Problem, Sampling
+from jurat.platform.types import CheckpointRef, Evaluation, Problem
 from jurat.trainers import evaluate as evaluation
 from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.allocate import UniformAllocator
 from jurat.trainers.buffer import Buffer
+from jurat.trainers.data import load_sets, sampling_of, short_enough
 from jurat.trainers.limits import Limits
-from jurat.trainers.loop import Run
+from jurat.trainers.loop import Reached, Run
 from jurat.trainers.loop import train as run_loop
 from jurat.trainers.offline import Demonstrations
 from jurat.trainers.rollouts import Rollouts
+from jurat.trainers.signals import StopOnSignals
 from jurat.verifiers.judge import LocalJudge, build_judge
 
 
@@ -120,18 +120,20 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
     build_algorithm(recipe)
     sets = load_sets(recipe, base=base)
+    problems = [problem for each in sets.values() for problem in each.problems]
     with closing(_judge(recipe, base)) as judge:
-        problems = [problem for each in sets.values() for problem in each.problems]
         bound = judge.bind([problem.verifier for problem in problems])
-        if not isinstance(recipe.algorithm, SFT):
-            check_gold(sets, judge)
-        return Prepared(
-            name=name,
-            recipe=recipe,
-            sets=sets,
-            reward=judge.spec_digest,
-            verifiers={member: spec.digest for member, spec in bound.items()},
-        )
+        reward = judge.spec_digest
+    if not isinstance(recipe.algorithm, SFT):
+        with closing(_judge(recipe.model_copy(update={"reward": RewardPart()}), base)) as own:
+            check_gold(sets, own)
+    return Prepared(
+        name=name,
+        recipe=recipe,
+        sets=sets,
+        reward=reward,
+        verifiers={member: spec.digest for member, spec in bound.items()},
+    )
 
 
 def _judge(recipe: Recipe, base: Path) -> LocalJudge:
@@ -160,14 +162,16 @@ class _Launch:
         found = [checkpointing.latest(self.checkpoints(each.name)) for each in prepared]
         started = max((place for place, ref in enumerate(found) if ref is not None), default=0)
         evaluations: list[Evaluation] = []
-        metrics: dict[str, float] = {}
-        with _stop_on_signals(stop, self.reporter):
+        metrics: Mapping[str, float] = {}
+        with StopOnSignals(stop, self.reporter):
             for place in range(started, len(prepared)):
                 parent = found[place - 1] if place else None
                 stage = _Stage(launch=self, prepared=prepared[place], place=place, stop=stop)
-                version, found[place] = await stage.run(own=found[place], parent=parent)
+                reached = await stage.run(own=found[place], parent=parent)
+                found[place] = reached.checkpoint or found[place]
                 evaluations += stage.evaluations
-                metrics = stage.metrics or metrics
+                metrics = reached.metrics or metrics
+                version = reached.version
                 if version < prepared[place].recipe.steps:
                     return self._outcome("interrupted", version, metrics, found[place], evaluations)
         return self._outcome("finished", prepared[-1].recipe.steps, metrics, found[-1], evaluations)
@@ -194,20 +198,6 @@ class _Launch:
         return self.run.folder / "checkpoints" / (stage or "main")
 
 
-class _Kept:
-    """Passes reports on and keeps the last metrics."""
-
-    def __init__(self, reporter: Reporter, stage: _Stage) -> None:
-        self._reporter, self._stage = reporter, stage
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reporter, name)
-
-    def step(self, report: Any) -> None:
-        self._stage.metrics = dict(report.metrics)
-        self._reporter.step(report)
-
-
 class _Stage:
     """One stage: its data, judge, engine and source, composed and run."""
 
@@ -215,9 +205,8 @@ class _Stage:
         self.launch, self.prepared, self.place, self.stop = launch, prepared, place, stop
         self.name, self.recipe = prepared.name, prepared.recipe
         self.evaluations: list[Evaluation] = []
-        self.metrics: dict[str, float] = {}
 
-    async def run(self, *, own: CheckpointRef | None, parent: CheckpointRef | None) -> tuple[int, CheckpointRef | None]:
+    async def run(self, *, own: CheckpointRef | None, parent: CheckpointRef | None) -> Reached:
         """Go on from ``own`` (a checkpoint of this stage), else begin with the weights of ``parent`` or the model."""
         recipe, launch, sets = self.recipe, self.launch, self.prepared.sets
         first_step = own.step if own else 0
@@ -253,7 +242,7 @@ class _Stage:
             algorithm = build_algorithm(recipe)
             scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
             if own or parent:
-                checkpointing.load_into(Path((own or parent).path), learners, weights_only=own is None)  # type: ignore[union-attr]
+                await checkpointing.load_into(Path((own or parent).path), learners, weights_only=own is None)  # type: ignore[union-attr]
                 await engine.link.publish(first_step)
             source = self._source(engine, judge, kept["train"])
             buffer = Buffer(
@@ -272,7 +261,6 @@ class _Stage:
                 keep=recipe.checkpoint.keep,
                 parent=(own or parent).digest if own or parent else "",
                 meta={"run": launch.run.id, "stage": self.name, "recipe": digest(recipe), **identity},
-                tokenizer_from=folder,
             )
             measure = self._evaluator(engine, judge, kept, ledger)
             launch.reporter.start(
@@ -293,7 +281,7 @@ class _Stage:
                 save_every=recipe.checkpoint.every,
                 evaluate_every=recipe.evaluate.every,
             )
-            version = await run_loop(
+            reached = await run_loop(
                 run,
                 buffer=buffer,
                 learners=learners,
@@ -301,13 +289,13 @@ class _Stage:
                 link=engine.link,
                 ledger=ledger,
                 checkpoints=store,
-                reporter=_Kept(launch.reporter, self),
+                reporter=launch.reporter,
                 evaluate=measure,
             )
-            if version == recipe.steps:
-                await measure(version, final=True)
+            if reached.version == recipe.steps:
+                await measure(reached.version, final=True)
             await ledger.flush()
-        return version, checkpointing.latest(launch.checkpoints(self.name))
+        return reached
 
     def _source(self, engine: local.LocalEngine, judge: Judge, problems: Sequence[Problem]) -> GroupSource:
         recipe, run = self.recipe, self.launch.run.id
@@ -368,52 +356,9 @@ class _Stage:
         return measure
 
 
-def sampling_of(part: SamplingPart, tokenizer: Tokenizer) -> Sampling:
-    """The recipe's sampling with the model's end marks and the recipe's extra stops as ids."""
-    extra = []
-    for name in part.stop:
-        ids = tokenizer.encode(name)
-        if len(ids) != 1:
-            raise ConfigError(
-                f"stop {name!r} is {len(ids)} tokens in this model, a stop is one",
-                where="sampling.stop",
-                fix="name a single token of the model's vocabulary",
-            )
-        extra.append(int(ids[0]))
-    stops = tuple(dict.fromkeys((*tokenizer.eos_ids, *extra)))
-    return Sampling(temperature=part.temperature, max_new_tokens=part.max_new_tokens, stop_token_ids=stops)
-
-
-def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
-    """train, held_out and unseen of a recipe. Raises DataError for an empty set or one problem in two of them."""
-    sources = {"train": recipe.data.train, "held_out": recipe.data.held_out, "unseen": recipe.data.unseen}
-    sets = {
-        name: load_problems(source, recipe.prompt, base=base, split=name)
-        for name, source in sources.items()
-        if source is not None
-    }
-    for name, each in sets.items():
-        if not each.problems:
-            raise DataError(
-                f"data.{name} has no problems",
-                where=sources[name].source if sources[name] else name,
-                fix="jurat datasets check SOURCE says why rows were skipped",
-            )
-    trained = {problem.id for problem in sets["train"].problems}
-    for name in ("held_out", "unseen"):
-        both = [p for p in sets[name].problems if p.id in trained] if name in sets else []
-        if both:
-            raise DataError(
-                f"{len(both)} problems are in data.train and data.{name}, first: {both[0].messages[-1].content!r:.100}",
-                where=both[0].source,
-                fix="give them disjoint fractions, or another split",
-            )
-    return sets
-
-
 def check_gold(sets: Mapping[str, ProblemSet], judge: LocalJudge) -> None:
     """Every reference must pass its own verifier. Raises DataError with the first rows that do not."""
-    bad = [(name, p, v) for name, each in sets.items() for p, v in gold.check_gold(each.problems, judge.check)]
+    bad = [(name, p, v) for name, each in sets.items() for p, v in gold.check_gold(each.problems, judge.verdict)]
     if bad:
         first = "; ".join(f"{p.source}: gold {p.reference!r:.60} is {v.status} ({v.why})" for _, p, v in bad[:3])
         raise DataError(
@@ -421,49 +366,6 @@ def check_gold(sets: Mapping[str, ProblemSet], judge: LocalJudge) -> None:
             where=f"data.{bad[0][0]}",
             fix="mend or drop the rows, or name another verifier in the source",
         )
-
-
-def short_enough(
-    problems: Sequence[Problem], tokenizer: Tokenizer, recipe: Recipe, reporter: Reporter, name: str
-) -> tuple[Problem, ...]:
-    """Problems whose prompt fits ``data.max_prompt_tokens`` and the model's context with a whole completion."""
-    limit = min(recipe.data.max_prompt_tokens, tokenizer.max_length - recipe.sampling.max_new_tokens)
-    lengths = {problem.id: len(tokenizer.encode_prompt(problem.messages)) for problem in problems}
-    long = [problem for problem in problems if lengths[problem.id] > limit]
-    if long:
-        said = (
-            f"{len(long)} of {len(problems)} prompts of data.{name} are longer than {limit} tokens "
-            f"(data.max_prompt_tokens, or the context of {tokenizer.max_length} less {recipe.sampling.max_new_tokens}); "
-            f"first: {long[0].source}, {lengths[long[0].id]} tokens"
-        )
-        if recipe.data.long_prompts == "refuse" or len(long) == len(problems):
-            raise DataError(said, where=f"data.{name}", fix="raise the limit, or set data.long_prompts: skip")
-        reporter.note(f"skipped: {said}")
-    return tuple(problem for problem in problems if lengths[problem.id] <= limit)
-
-
-class _stop_on_signals:
-    """Ctrl-C or SIGTERM once asks the loop to stop at a checkpoint, twice ends the process. Main thread only."""
-
-    def __init__(self, stop: asyncio.Event, reporter: Reporter) -> None:
-        self._stop, self._reporter = stop, reporter
-        self._here = threading.current_thread() is threading.main_thread()
-
-    def __enter__(self) -> None:
-        if self._here:
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._asked, number)
-
-    def __exit__(self, *exc: object) -> None:
-        if self._here:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().remove_signal_handler(number)
-
-    def _asked(self, number: int) -> None:
-        self._reporter.note("stopping at a checkpoint; once more to stop now")
-        self._stop.set()
-        signal.signal(number, signal.SIG_DFL)
 
 
 def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from jurat.platform import faults
 from jurat.platform.ports import Checkpoints, Learner, Ledger, Reporter, Scorer, WeightLink
 from jurat.platform.randomness import generator
-from jurat.platform.types import StepReport, UpdateReport
+from jurat.platform.types import CheckpointRef, StepReport, UpdateReport
 from jurat.trainers.buffer import Buffer
 from jurat.trainers.limits import Limits
 from jurat.trainers.metrics import step_metrics
@@ -53,6 +53,18 @@ class Run:
         return due and step + 1 < self.num_steps
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """Where the loop ended."""
+
+    version: int
+    """Less than ``num_steps`` if it was stopped."""
+    checkpoint: CheckpointRef | None
+    """The last one written; None if no step was taken."""
+    metrics: Mapping[str, float]
+    """Of the last step."""
+
+
 async def train(
     run: Run,
     *,
@@ -64,8 +76,8 @@ async def train(
     checkpoints: Checkpoints,
     reporter: Reporter,
     evaluate: Callable[[int], Awaitable[None]],
-) -> int:
-    """Run steps first_step .. num_steps - 1; returns the policy version reached (less than num_steps if stopped).
+) -> Reached:
+    """Run steps first_step .. num_steps - 1, or fewer if a stop is asked for.
 
     A stop asked for while a batch is awaited drops that batch; asked for later it lets the step finish. Both end in a
     checkpoint from which a resumed run equals one that was never stopped.
@@ -73,15 +85,16 @@ async def train(
     algorithm = run.algorithm
     buffer.published(run.first_step)
 
-    async def save(version: int) -> None:
+    async def save(version: int) -> CheckpointRef:
         started = time.perf_counter()
         state = await buffer.checkpoint()
         await ledger.flush()  # a checkpoint never outruns its record
         ref = await checkpoints.save(step=version, learners=learners, source=state)
         ledger.record_checkpoint(ref)
         reporter.note(f"checkpoint at step {version}: {ref.path} ({time.perf_counter() - started:.1f} s)")
+        return ref
 
-    saved = version = run.first_step
+    version, last, metrics = run.first_step, None, dict[str, float]()
     for step in range(run.first_step, run.num_steps):
         clock = Clock()
         batch = await buffer.take(step)
@@ -114,10 +127,11 @@ async def train(
         await link.publish(version)
         buffer.published(version)
         clock.lap("publish")
+        metrics = step_metrics(batch, reports)
         report = StepReport(
             step=step,
             version=version,
-            metrics=step_metrics(batch, reports),
+            metrics=metrics,
             updates=tuple(reports),
             seconds={
                 **clock.laps,
@@ -128,16 +142,15 @@ async def train(
         ledger.record_step(report)
         reporter.step(report)
         if run.saves_after(step):
-            await save(version)
-            saved = version
+            last = await save(version)
         if run.evaluates_after(step):
             await evaluate(version)
         if buffer.stop.is_set():
             break
-    if saved != version or (version == run.first_step and buffer.stop.is_set()):
-        await save(version)
+    if version > run.first_step and (last is None or last.step != version):
+        last = await save(version)
     await buffer.cancel()
-    return version
+    return Reached(version=version, checkpoint=last, metrics=metrics)
 
 
 class Clock:

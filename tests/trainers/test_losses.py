@@ -97,7 +97,7 @@ def test_clipped_against_reference_vectors():
         tolerance = document["tolerance"][case["dtype"]]
         assert loss.item() == pytest.approx(
             float(next(v for k, v in case["outputs"].items() if k in ("loss", "pg_loss"))), rel=tolerance, abs=tolerance
-        ), case["id"]  # noqa: E501
+        ), case["id"]
         gradient = next(v for k, v in case["outputs"].items() if k.startswith("grad"))
         torch.testing.assert_close(now.grad, torch.tensor(gradient, dtype=dtype), rtol=tolerance, atol=tolerance)
         checked += 1

@@ -1,0 +1,33 @@
+"""Ctrl-C once: stop at a checkpoint. Twice: stop now."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+
+from jurat.platform.ports import Reporter
+
+
+class StopOnSignals:
+    """Ctrl-C or SIGTERM once asks the loop to stop at a checkpoint, twice ends the process. Main thread only."""
+
+    def __init__(self, stop: asyncio.Event, reporter: Reporter) -> None:
+        self._stop, self._reporter = stop, reporter
+        self._here = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> None:
+        if self._here:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._asked, number)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._here:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _asked(self, number: int) -> None:
+        self._reporter.note("stopping at a checkpoint; once more to stop now")
+        self._stop.set()
+        signal.signal(number, signal.SIG_DFL)
