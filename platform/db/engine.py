@@ -49,7 +49,7 @@ def _sqlite_events(engine: sa.Engine, busy_seconds: float) -> None:
     def _opened(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
         cursor = connection.cursor()
-        # FULL: a commit survives a power cut, so that a checkpoint never outruns its record. The writer commits once a step.
+        # FULL: a commit survives a power cut, so that a checkpoint never outruns its record.
         for pragma in (
             f"busy_timeout={int(busy_seconds * 1000)}",
             "journal_mode=WAL",

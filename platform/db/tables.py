@@ -65,7 +65,7 @@ class Json(TypeDecorator[Any]):
 
 
 Whole = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-Real = sa.Double().with_variant(sa.REAL(), "sqlite")
+Real: TypeEngine[float] = sa.Double().with_variant(sa.REAL(), "sqlite")
 Text = sa.Text()
 
 metadata = sa.MetaData(

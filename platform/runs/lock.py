@@ -1,7 +1,8 @@
 """One process works on a run. The system drops the lock when the process dies, so a stale one never blocks.
 
-A POSIX record lock, not ``flock``: a forked worker does not inherit it, so an orphan cannot keep a dead trainer's run.
-Such a lock is lost when any descriptor of the file is closed in the process that holds it; hence the table of held ones.
+A POSIX record lock, not ``flock``: a forked worker does not inherit it, so an orphan cannot keep a dead trainer's
+run. Such a lock is lost when any descriptor of the file is closed in the process that holds it; hence the table of held
+ones.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _held: dict[tuple[int, Path], Holder] = {}
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[Holder]:
-    """Hold the run in ``folder``. Raises FencedOut naming the process that has it; RunFailed if the folder cannot be written."""
+    """Hold the run in ``folder``. Raises FencedOut naming who has it; RunFailed if the folder cannot be written."""
     path = folder.resolve() / "lock"
     mine = Holder(pid=os.getpid(), host=socket.gethostname(), since=time.time())
     if (os.getpid(), path) in _held:
@@ -48,7 +49,9 @@ def exclusive(folder: Path) -> Iterator[Holder]:
         _held[os.getpid(), path] = mine
         # Who holds it, for people; the lock itself is what counts, so a full disk is no reason to stop.
         with contextlib.suppress(OSError):
-            _holder_file(folder).write_text(json.dumps({"pid": mine.pid, "host": mine.host, "since": mine.since}), "utf-8")
+            _holder_file(folder).write_text(
+                json.dumps({"pid": mine.pid, "host": mine.host, "since": mine.since}), "utf-8"
+            )
         yield mine
     finally:
         _held.pop((os.getpid(), path), None)

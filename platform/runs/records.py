@@ -13,7 +13,7 @@ from jurat.platform.types import CheckpointRef, Evaluation
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunInfo:
-    """One run. Example: ``RunInfo(id="r-20261130-ab12", state="running", folder=Path(".jurat/runs/r-20261130-ab12"), ...)``."""
+    """One run. Example: ``RunInfo(id="r-20261130-ab12", state="running", folder=Path(".jurat/runs/..."), ...)``."""
 
     pk: int
     id: str

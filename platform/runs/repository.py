@@ -48,7 +48,9 @@ def insert_run(connection: sa.Connection, row: Row) -> bool:
 
 def find_runs(connection: sa.Connection, prefix: str, runs_folder: Path) -> list[RunInfo]:
     """The run of that id alone, else those whose id begins with ``prefix``."""
-    found = connection.execute(sa.select(t.run).where(t.run.c.id.startswith(prefix, autoescape=True)).limit(50)).mappings()
+    found = connection.execute(
+        sa.select(t.run).where(t.run.c.id.startswith(prefix, autoescape=True)).limit(50)
+    ).mappings()
     runs = [_run(row, runs_folder) for row in found]
     return [run for run in runs if run.id == prefix] or runs
 
@@ -101,7 +103,9 @@ def end_segment(connection: sa.Connection, run_pk: int, no: int, ending: str, at
 
 
 def segments(connection: sa.Connection, run_pk: int) -> list[Segment]:
-    found = connection.execute(sa.select(t.segment).where(t.segment.c.run_pk == run_pk).order_by(t.segment.c.no)).mappings()
+    found = connection.execute(
+        sa.select(t.segment).where(t.segment.c.run_pk == run_pk).order_by(t.segment.c.no)
+    ).mappings()
     return [Segment(**{key: row[key] for key in Segment.__slots__}) for row in found]
 
 
@@ -113,10 +117,15 @@ def insert_events(connection: sa.Connection, run_pk: int, rows: Sequence[Row]) -
     connection.execute(sa.select(t.run.c.pk).where(t.run.c.pk == run_pk).with_for_update())
     known = set(
         connection.execute(
-            sa.select(t.run_event.c.uid).where(t.run_event.c.run_pk == run_pk, t.run_event.c.uid.in_([r["uid"] for r in rows]))
+            sa.select(t.run_event.c.uid).where(
+                t.run_event.c.run_pk == run_pk, t.run_event.c.uid.in_([r["uid"] for r in rows])
+            )
         ).scalars()
     )
-    last = connection.execute(sa.select(sa.func.max(t.run_event.c.seq)).where(t.run_event.c.run_pk == run_pk)).scalar() or 0
+    last = (
+        connection.execute(sa.select(sa.func.max(t.run_event.c.seq)).where(t.run_event.c.run_pk == run_pk)).scalar()
+        or 0
+    )
     new = {row["uid"]: row for row in rows if row["uid"] not in known}
     numbered = [{"run_pk": run_pk, "seq": int(last) + place, **row} for place, row in enumerate(new.values(), start=1)]
     if numbered:
@@ -198,9 +207,14 @@ def last_metrics(connection: sa.Connection, run_pk: int) -> list[Point]:
     """The newest canonical step's points."""
     m = t.canonical_metric_point.c
     newest = connection.execute(
-        sa.select(m.stage_index, m.step).where(m.run_pk == run_pk).order_by(m.stage_index.desc(), m.step.desc()).limit(1)
+        sa.select(m.stage_index, m.step)
+        .where(m.run_pk == run_pk)
+        .order_by(m.stage_index.desc(), m.step.desc())
+        .limit(1)
     ).first()
-    return [] if newest is None else metrics(connection, run_pk, names=None, stage=None, after=(newest[0], newest[1] - 1))
+    return (
+        [] if newest is None else metrics(connection, run_pk, names=None, stage=None, after=(newest[0], newest[1] - 1))
+    )
 
 
 def checkpoints(connection: sa.Connection, run_pk: int, *, all_rows: bool) -> list[Saved]:
@@ -231,7 +245,8 @@ def evaluations(connection: sa.Connection, run_pk: int) -> list[Measured]:
     query = sa.select(t.canonical_evaluation).where(e.run_pk == run_pk).order_by(e.stage_index, e.step, e.name, e.pk)
     newest = {(row["stage_index"], row["step"], row["name"]): row for row in connection.execute(query).mappings()}
     return [
-        Measured(result=evaluation_from_json(row["result"]), segment=row["segment"], at=row["at"]) for row in newest.values()
+        Measured(result=evaluation_from_json(row["result"]), segment=row["segment"], at=row["at"])
+        for row in newest.values()
     ]
 
 
@@ -244,7 +259,9 @@ def parts(connection: sa.Connection, run_pk: int, *, kind: str, step: int | None
         )
         view = everything.subquery()  # type: ignore[assignment]
     c = view.c
-    query = sa.select(view).where(c.run_pk == run_pk, c.kind == kind).order_by(c.stage_index, c.step_min, c.segment, c.path)
+    query = (
+        sa.select(view).where(c.run_pk == run_pk, c.kind == kind).order_by(c.stage_index, c.step_min, c.segment, c.path)
+    )
     if step is not None:
         query = query.where(c.step_min <= step, c.step_max >= step)
     return [Part(**{key: row[key] for key in Part.__slots__}) for row in connection.execute(query).mappings()]
@@ -253,7 +270,9 @@ def parts(connection: sa.Connection, run_pk: int, *, kind: str, step: int | None
 def verdict_stats(connection: sa.Connection, run_pk: int) -> list[VerdictStat]:
     v = t.canonical_verdict_stat.c
     query = sa.select(t.canonical_verdict_stat).where(v.run_pk == run_pk).order_by(v.stage_index, v.step, v.member)
-    return [VerdictStat(**{key: row[key] for key in VerdictStat.__slots__}) for row in connection.execute(query).mappings()]
+    return [
+        VerdictStat(**{key: row[key] for key in VerdictStat.__slots__}) for row in connection.execute(query).mappings()
+    ]
 
 
 # ---- evaluations as JSON -----------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Store:
     def open(cls, url: str | None, home: Path, *, busy_seconds: float = 10.0) -> Store:
         """Open, creating or upgrading the schema. ``url`` None: SQLite at ``home/jurat.db``.
 
-        Raises ConfigError for a bad URL, RunFailed if the database cannot be opened, SchemaError if it is newer than we are.
+        Raises ConfigError for a bad URL, RunFailed if the database cannot be opened, SchemaError if it is newer.
         """
         home = home.expanduser().absolute()
         try:
@@ -63,7 +63,13 @@ class Store:
     # ---- runs ----
 
     def create_run(
-        self, *, recipe: Recipe, recipe_digest: str, reward_digest: str, meta: Mapping[str, Any], run_id: str | None = None
+        self,
+        *,
+        recipe: Recipe,
+        recipe_digest: str,
+        reward_digest: str,
+        meta: Mapping[str, Any],
+        run_id: str | None = None,
     ) -> RunInfo:
         """A new run in state ``created`` with its own folder; its id is made unless given. Raises ConfigError if taken.
 

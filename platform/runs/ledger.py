@@ -1,0 +1,441 @@
+"""The ledger of a run: what the loop says is written by a thread of its own, in groups, and never stops training.
+
+    record_*  ->  bounded queue  ->  writer thread  ->  Parquet part (batches)  ->  one transaction per group
+                       |                                     | disk full                | database locked, away, full
+                       | full                                v                          v
+                       +-> spool file, by the caller         kept and tried again       spool file, drained later in order
+
+``flush`` returns when everything recorded before it is committed, or fsynced in the spool, or known to be lost (logged).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import itertools
+import logging
+import math
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DataError as BadData
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+
+from jurat.platform.db import tables as t
+from jurat.platform.db.engine import writing
+from jurat.platform.errors import DataError
+from jurat.platform.faults import point
+from jurat.platform.runs import repository as sql
+from jurat.platform.runs import rollouts
+from jurat.platform.runs.records import RunInfo, Segment
+from jurat.platform.runs.spool import Op, Spool
+from jurat.platform.runs.store import Store, checkpoint_row, evaluation_row, now
+from jurat.platform.types import Batch, CheckpointRef, Evaluation, StepReport, UpdateReport
+
+log = logging.getLogger(__name__)
+
+_GROUP = 64
+"""Records per transaction at most."""
+_FACTS = {"checkpoint": t.checkpoint, "evaluation": t.evaluation, "part": t.data_part, "verdicts": t.verdict_stat}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Counts since the ledger was made."""
+
+    failures: int
+    """Attempts at the database or the disk that failed."""
+    spooled: int
+    """Facts that went through the spool."""
+    lost: int
+    """Records that could be kept nowhere."""
+    rejected: int
+    """Facts that the database refused for what they are; they are in ``spool.rejected.jsonl``."""
+    waiting: int
+    """Records not yet durable."""
+
+
+_Done = concurrent.futures.Future[None]
+
+
+class RunLedger:
+    """Implements the port ``Ledger`` for one segment of a run. Used from one thread; ``close`` it at the end."""
+
+    def __init__(
+        self,
+        store: Store,
+        run: RunInfo,
+        stage: str,
+        segment: Segment,
+        folder: Path,
+        *,
+        texts: bool = True,
+        max_records: int = 1024,
+        max_bytes: int = 512 << 20,
+        retry_seconds: float = 5.0,
+    ) -> None:
+        """``folder``: the run's. ``texts``: keep prompts and completions as text beside the tokens. ``max_records``,
+        ``max_bytes``: how much may wait for the writer. ``retry_seconds``: pause after a failed attempt."""
+        self._store, self._run, self._stage, self._segment, self._folder = store, run, stage, segment, folder
+        self._texts, self._max_records, self._max_bytes, self._retry_seconds = (
+            texts,
+            max_records,
+            max_bytes,
+            retry_seconds,
+        )
+        self._spool = Spool.of(folder)
+        self._mark = secrets.token_hex(6)
+        self._events = itertools.count(1)
+        self._wake = threading.Condition()
+        self._queue: deque[tuple[Batch | list[Op] | _Done, int]] = deque()
+        self._bytes = 0
+        self._closing = False
+        # Below: the writer thread's own.
+        self._stuck: deque[tuple[Batch, int]] = deque()  # batches the disk would not take
+        self._held: list[Op] = []  # facts that neither the database nor the spool would take
+        self._retry_at = 0.0
+        self._outage: float | None = None
+        self._failures = self._spooled = self._lost = self._rejected = 0
+        self._thread = threading.Thread(target=self._work, name=f"ledger-{run.id}", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    # ---- the port ----
+
+    def record_batch(self, batch: Batch) -> None:
+        self._put(batch, _size(batch))
+
+    def record_step(self, report: StepReport) -> None:
+        at = now()
+        values = _numbers(report)
+        rows = [
+            {"segment": self._segment.no, "step": report.step, "at": at, "name": k, "value": v}
+            for k, v in values.items()
+        ]
+        self._put([{"op": "metric", **row} for row in rows], 200 * len(rows))
+
+    def record_checkpoint(self, ref: CheckpointRef) -> None:
+        self._put_made(lambda: [{"op": "checkpoint", **checkpoint_row(ref, self._segment.no, now())}])
+
+    def record_evaluation(self, result: Evaluation) -> None:
+        self._put_made(lambda: [{"op": "evaluation", **evaluation_row(result, self._segment.no, now())}])
+
+    def record_event(self, kind: str, payload: Mapping[str, Any]) -> None:
+        self._put_made(lambda: [self._event(kind, payload)])
+
+    async def flush(self) -> None:
+        done = self._ask()
+        if done is not None:
+            await asyncio.wrap_future(done)
+
+    # ---- for the process that owns it ----
+
+    def flush_now(self, timeout: float | None = None) -> None:
+        """``flush`` for a thread without an event loop. Raises TimeoutError."""
+        done = self._ask()
+        if done is not None:
+            done.result(timeout)
+
+    def close(self, timeout: float = 60.0) -> None:
+        """Flush and stop the writer. Does nothing the second time."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(timeout)
+        atexit.unregister(self.close)
+
+    def health(self) -> Health:
+        with self._wake:
+            waiting = len(self._queue) + len(self._stuck) + len(self._held)
+        return Health(
+            failures=self._failures, spooled=self._spooled, lost=self._lost, rejected=self._rejected, waiting=waiting
+        )
+
+    # ---- the caller's side ----
+
+    def _ask(self) -> _Done | None:
+        done: _Done = concurrent.futures.Future()
+        with self._wake:
+            if self._closing:
+                return None
+            self._queue.append((done, 0))
+            self._wake.notify()
+        return done
+
+    def _event(self, kind: str, payload: Mapping[str, Any]) -> Op:
+        uid = f"{self._mark}-{next(self._events)}"
+        return {
+            "op": "event", "uid": uid, "segment": self._segment.no, "at": now(), "kind": t.visible(kind),
+            "payload": t.plain(payload),
+        }  # fmt: skip
+
+    def _metrics(self, report: StepReport) -> list[Op]:
+        place = {"segment": self._segment.no, "step": report.step, "at": now()}
+        return [{"op": "metric", **place, "name": name, "value": value} for name, value in _numbers(report).items()]
+
+    def _put_made(self, make: Callable[[], list[Op]]) -> None:
+        try:
+            ops = make()
+        except Exception:  # the port's promise: what cannot be recorded does not stop training
+            self._lost += 1
+            log.exception("a record could not be made and is lost")
+            return
+        self._put(ops, 500 * len(ops))
+
+    def _put(self, item: Batch | list[Op], size: int) -> None:
+        with self._wake:
+            full = len(self._queue) >= self._max_records or (self._bytes > 0 and self._bytes + size > self._max_bytes)
+            if not full and not self._closing:
+                self._queue.append((item, size))
+                self._bytes += size
+                self._wake.notify()
+                return
+        # The writer is far behind: the disk or the database hangs. Only then does the caller write to the disk itself.
+        try:
+            ops = self._facts(item)
+            self._spool.append([_storable(op) for op in ops])
+            self._spooled += len(ops)
+            if self._spooled == len(ops):
+                log.warning("the ledger is behind: records go to %s", self._spool.path)
+        except OSError as error:
+            self._lost += 1
+            log.error("a record could be kept nowhere and is lost: %s", error)
+        except Exception:
+            self._lost += 1
+            log.exception("a record could be kept nowhere and is lost")
+
+    # ---- the writer's side ----
+
+    def _work(self) -> None:
+        self._guarded(self._recover)
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._queue or self._closing, timeout=self._pause())
+                taken = [self._queue.popleft() for _ in range(min(_GROUP, len(self._queue)))]
+                closing = self._closing and not self._queue
+            waiters = [item for item, _ in taken if isinstance(item, concurrent.futures.Future)]
+            urgent = bool(waiters) or closing
+            self._guarded(lambda: self._store_group(taken, urgent=urgent))  # noqa: B023 - called at once
+            for waiter in waiters:
+                if waiter.set_running_or_notify_cancel():
+                    waiter.set_result(None)
+            if closing:
+                if self._stuck or self._held:
+                    self._lost += len(self._stuck) + len(self._held)
+                    log.error("%d records could be kept nowhere and are lost", len(self._stuck) + len(self._held))
+                return
+
+    def _pause(self) -> float | None:
+        """Seconds until something is to be tried again; None: nothing is."""
+        if self._stuck or self._held or not self._spool.empty():
+            return max(0.05, self._retry_at - time.monotonic())
+        return None
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        """The thread's outer wall: a fault of our own is counted and logged, and the next group is tried."""
+        try:
+            do()
+        except Exception:
+            self._failures += 1
+            log.exception("the ledger failed on a group of records")
+
+    def _store_group(self, taken: Sequence[tuple[Batch | list[Op] | _Done, int]], *, urgent: bool) -> None:
+        ops: list[Op] = []
+        due = urgent or time.monotonic() >= self._retry_at
+        batches = [*self._stuck] if due else []
+        if due:
+            self._stuck.clear()
+        batches += [(item, size) for item, size in taken if isinstance(item, Batch)]
+        for batch, size in batches:
+            try:
+                ops += self._facts(batch)
+            except OSError as error:
+                self._failed("cannot write rollouts: %s", error)
+                self._stuck.append((batch, size))
+                continue
+            except Exception as error:
+                self._lost += 1
+                log.exception("the rollouts of step %d cannot be written and are lost", batch.step)
+                ops.append(self._event("rollouts_lost", {"step": batch.step, "why": repr(error)}))
+            with self._wake:
+                self._bytes -= size
+        for item, size in taken:
+            if isinstance(item, list):
+                ops += item
+                with self._wake:
+                    self._bytes -= size
+        self._commit(ops, due=due)
+
+    def _facts(self, item: Batch | list[Op]) -> list[Op]:
+        """The facts of a record; a batch is written as a part first. Raises OSError."""
+        if isinstance(item, list):
+            return item
+        table = rollouts.to_table(
+            item, run_id=self._run.id, stage=self._stage, segment=self._segment.no, texts=self._texts
+        )
+        name = rollouts.part_name(self._stage, item.step, self._segment.no)
+        path, digest, size = rollouts.write_part(self._folder, table, name)
+        place = {"segment": self._segment.no, "step": item.step}
+        part = rollouts.part_row(path, digest, size, **place, rows=table.num_rows, at=now())
+        judged = (scored.judgement.verdicts for _, scored, _, _ in rollouts.members(item))
+        stats = rollouts.verdict_rows(judged, **place)
+        return [{"op": "part", **part}, *({"op": "verdicts", **row} for row in stats)]
+
+    def _commit(self, new: list[Op], *, due: bool) -> None:
+        ops = self._held + new
+        if not due and (self._outage is not None or not self._spool.empty()):
+            self._keep(ops)
+            return
+        try:
+            drained = self._spool.drain(self._apply)
+            if ops:
+                self._apply(ops)
+        except (SQLAlchemyError, OSError) as error:
+            self._failed("cannot write to the database: %s", getattr(error, "orig", None) or error)
+            self._keep(ops)
+            return
+        self._held = []
+        self._recovered(drained)
+
+    def _keep(self, ops: list[Op]) -> None:
+        self._held = []
+        if not ops:
+            return
+        try:
+            self._spool.append([_storable(op) for op in ops])
+            self._spooled += len(ops)
+        except OSError as error:
+            self._failed("cannot write to the spool: %s", error)
+            self._held = ops[-100_000:]
+            self._lost += len(ops) - len(self._held)
+
+    def _failed(self, message: str, error: object) -> None:
+        self._failures += 1
+        self._retry_at = time.monotonic() + self._retry_seconds
+        if self._outage is None:  # one line an outage
+            self._outage = time.monotonic()
+            log.warning(message + "; training goes on, the record is kept and tried again", str(error).strip())
+
+    def _recovered(self, drained: int) -> None:
+        if self._outage is None or self._stuck:
+            return
+        seconds, self._outage = time.monotonic() - self._outage, None
+        log.warning("the record is whole again after %.1f s; %d facts came from the spool", seconds, drained)
+        self._guarded(lambda: self._apply([self._event("tracking_outage", {"seconds": seconds, "spooled": drained})]))
+
+    def _apply(self, ops: Sequence[Op]) -> None:
+        """Commit facts in one transaction. One that the database refuses for what it is does not hold up the others."""
+        try:
+            with writing(self._store.engine) as connection:
+                _insert(connection, self._run.pk, ops)
+        except (
+            IntegrityError,
+            BadData,
+            OverflowError,
+            ValueError,
+            TypeError,
+            KeyError,
+            sa.exc.StatementError,
+        ) as error:
+            if isinstance(error, DBAPIError) and not isinstance(error, (IntegrityError, BadData)):
+                raise
+            if len(ops) > 1:
+                for op in ops:
+                    self._apply([op])
+                return
+            self._rejected += 1
+            log.error("a record was refused: %s", error)
+            self._spool.reject(_storable(ops[0]), str(error))
+
+    def _recover(self) -> None:
+        """What a killed process left: half-written files go, whole parts without a row get theirs."""
+        removed = rollouts.clean(self._folder)
+        known = frozenset(part.path for part in self._store.parts(self._run, canonical=False))
+        segments = {segment.no for segment in self._store.segments(self._run)}
+        ops: list[Op] = []
+        adopted = 0
+        for relative, path in rollouts.uncatalogued(self._folder, known):
+            try:
+                records = rollouts.records_of(path)
+            except DataError as error:
+                log.warning("%s: %s", error.where, error.what)
+                continue
+            if not records or records[0].segment not in segments:
+                continue
+            place = {"segment": records[0].segment, "step": records[0].step}
+            size = path.stat().st_size
+            row = rollouts.part_row(relative, rollouts.file_digest(path), size, **place, rows=len(records), at=now())
+            ops.append({"op": "part", **row})
+            judged = (record.scored.judgement.verdicts for record in records)
+            ops += [{"op": "verdicts", **stat} for stat in rollouts.verdict_rows(judged, **place)]
+            adopted += 1
+        if removed or adopted:
+            ops.append(self._event("recovered", {"half_written": removed, "adopted": adopted}))
+        self._commit(ops, due=True)
+
+
+def _insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op]) -> None:
+    rows: dict[str, list[Op]] = {}
+    for op in ops:
+        rows.setdefault(op["op"], []).append({key: value for key, value in op.items() if key != "op"})
+    for kind, table in _FACTS.items():
+        if kind in rows:
+            sql.insert_facts(connection, table, run_pk, rows.pop(kind))
+    point("ledger.mid_commit")
+    if "metric" in rows:
+        sql.insert_metrics(connection, run_pk, [{**row, "value": float(row["value"])} for row in rows.pop("metric")])
+    if "event" in rows:
+        sql.insert_events(connection, run_pk, rows.pop("event"))
+    if rows:
+        raise ValueError(f"unknown kinds of record: {sorted(rows)}")
+
+
+def _storable(op: Op) -> Op:
+    """JSON for the spool: a metric that is not finite is spelled out, as ``float`` reads it back."""
+    made: Op = t.plain(op)
+    return made
+
+
+def _size(batch: Batch) -> int:
+    """Bytes that a waiting batch keeps alive, roughly."""
+    total = 0
+    for _, scored, _, _ in rollouts.members(batch):
+        rollout = scored.rollout
+        total += (
+            rollout.tokens.nbytes
+            + rollout.sampler_logprobs.nbytes
+            + rollout.char_ends.nbytes
+            + len(rollout.text)
+            + 2000
+        )
+    return total
+
+
+def _numbers(report: StepReport) -> dict[str, float]:
+    """Every number of a step under one name each: the loop's own, means over the updates of a role, seconds by phase."""
+    values = {name: float(value) for name, value in report.metrics.items()}
+    by_role: dict[str, list[UpdateReport]] = {}
+    for update in report.updates:
+        by_role.setdefault(update.role, []).append(update)
+    for role, updates in by_role.items():
+        names = {name: None for update in updates for name in update.metrics}
+        for name in names:
+            found = [float(u.metrics[name]) for u in updates if name in u.metrics and not u.skipped]
+            found = found or [float(u.metrics[name]) for u in updates if name in u.metrics]
+            values.setdefault(
+                f"{role}/{name}", math.fsum(found) / len(found) if all(map(math.isfinite, found)) else math.nan
+            )
+        values.setdefault(f"{role}/tokens", float(sum(u.tokens for u in updates)))
+        values.setdefault(f"{role}/forwarded_tokens", float(sum(u.forwarded_tokens for u in updates)))
+        values.setdefault(f"{role}/skipped", float(sum(u.skipped for u in updates)))
+    for phase, seconds in report.seconds.items():
+        values.setdefault(f"seconds/{phase}", float(seconds))
+    return values
