@@ -1,0 +1,250 @@
+"""Batched decoding, whatever the model: who runs, who waits, when a completion ends. Runs in one thread.
+
+A ``Decoder`` is a model with a cache for the rows in flight. Rows finish at a stop token, at their length limit or at
+the end of the context; they are dropped at once and waiting ones take their place: at most ``max_concurrent`` run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jurat.engine.sampling import Draws, uniforms
+from jurat.platform.errors import ConfigError
+from jurat.platform.types import Completion, Finish, IntArray, Request, Span
+
+
+class Decoder(Protocol):
+    """A model and the cache of its rows in flight, in order."""
+
+    max_length: int
+    """Longest sequence, prompt and completion."""
+    refills: bool
+    """Whether rows may be admitted while others run."""
+    device: torch.device
+
+    def admit(self, prompts: Sequence[IntArray], draws: Draws) -> tuple[Tensor, Tensor]:
+        """Add rows at the end; (first token [R], its log-prob [R]) of each. Equal neighbours share one prefill."""
+        ...
+
+    def step(self, tokens: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Feed each row its last token [B]; (next token [B], its log-prob [B])."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but these, in order."""
+        ...
+
+    def refresh(self) -> None:
+        """The weights changed."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One completion in the making."""
+
+    request: Request
+    deliver: Callable[[Completion | Exception], None]
+    """Called once, from the decoding thread, unless the row was cancelled."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        prefix = self.request.prefix
+        if prefix is not None:
+            self.tokens = prefix.token_ids.tolist()
+            self.logprobs = prefix.logprobs.tolist()
+            self.spans = list(prefix.spans)
+
+    def add(self, token: int, logprob: float, version: int) -> None:
+        end = len(self.tokens)
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self.spans and self.spans[-1].version == version:
+            end = self.spans.pop().start
+        self.spans.append(Span(start=end, end=len(self.tokens), version=version))
+
+    def ended(self, max_length: int) -> Finish | None:
+        sampling = self.request.sampling
+        if self.tokens and self.tokens[-1] in sampling.stop_token_ids:
+            return "stop"
+        full = len(self.request.prompt) + len(self.tokens) >= max_length
+        return "length" if full or len(self.tokens) >= sampling.max_new_tokens else None
+
+    def completion(self, finish: Finish) -> Completion:
+        return Completion(
+            token_ids=np.asarray(self.tokens, dtype=np.int64),
+            logprobs=np.asarray(self.logprobs, dtype=np.float32),
+            finish=finish,
+            spans=tuple(self.spans),
+        )
+
+
+class Decoding:
+    """The rows of one decoder. ``submit``, ``call`` and ``interrupt`` may come from any thread; ``run`` from one."""
+
+    def __init__(self, decoder: Decoder, *, max_concurrent: int, version: int = 0) -> None:
+        self.decoder, self.max_concurrent, self.version = decoder, max_concurrent, version
+        self._inbox: deque[Sequence[Row]] = deque()
+        self._calls: deque[tuple[Callable[[], None], Future[None]]] = deque()
+        self._waiting: deque[Row] = deque()
+        self._live: list[Row] = []
+        self._interrupted = False
+        self._aborted: list[Completion] = []
+
+    def submit(self, rows: Sequence[Row]) -> None:
+        """Rows asked for together; those with equal prompts are brought together, else in order."""
+        self._inbox.append(rows)
+
+    def call(self, action: Callable[[], None]) -> Future[None]:
+        """Have ``run`` do ``action`` between two steps."""
+        done: Future[None] = Future()
+        self._calls.append((action, done))
+        return done
+
+    def publish(self, version: int) -> None:
+        """Every token drawn from now on has this version. To be done between steps."""
+        self.decoder.refresh()
+        self.version = version
+
+    def interrupt(self) -> None:
+        """Make ``run`` deliver every row as it is."""
+        self._interrupted = True
+
+    def aborted(self) -> tuple[Completion, ...]:
+        """What the last interrupt delivered; running rows are taken again from now on."""
+        taken, self._aborted, self._interrupted = tuple(self._aborted), [], False
+        return taken
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Decode until nothing runs or waits. An exception goes to every row that was on its way."""
+        try:
+            while self._turn():
+                pass
+        except Exception as error:
+            self._collect()
+            rows = [*self._live, *self._waiting]
+            self._live.clear()
+            self._waiting.clear()
+            self.decoder.keep(())
+            for row in rows:
+                _deliver(row, error)
+
+    def _turn(self) -> bool:
+        """One round: messages, drops, admissions, one step. False when there is nothing left to do."""
+        while self._calls:
+            action, done = self._calls.popleft()
+            try:
+                done.set_result(action())
+            except Exception as error:
+                done.set_exception(error)
+        self._collect()
+        if self._interrupted:
+            self._abort()
+            return False
+        self._drop({row for row in self._live if row.cancelled})
+        self._admit()
+        if self._live:
+            last = torch.tensor([row.tokens[-1] for row in self._live], device=self.decoder.device)
+            self._add(self._live, *self.decoder.step(last, self._draws(self._live)))
+        return bool(self._live or self._waiting or self._inbox or self._calls)
+
+    def _collect(self) -> None:
+        while self._inbox:
+            groups: dict[bytes, list[Row]] = {}
+            for row in self._inbox.popleft():
+                groups.setdefault(row.request.prompt.tobytes(), []).append(row)
+            for group in groups.values():
+                self._waiting.extend(row for row in group if self._acceptable(row))
+
+    def _acceptable(self, row: Row) -> bool:
+        """False if the row needs no decoding: it is answered here."""
+        request, limit = row.request, self.decoder.max_length
+        if not 0 < len(request.prompt) < limit:
+            _deliver(row, ConfigError(
+                f"cannot sample from a prompt of {len(request.prompt)} tokens: the model's context is {limit} tokens",
+                where=f"rollout {request.rollout_id}", fix="lower data.max_prompt_tokens",
+            ))  # fmt: skip
+            return False
+        finish = row.ended(limit)
+        if finish is not None:  # an interrupted attempt that was in fact complete
+            _deliver(row, row.completion(finish))
+        return finish is None
+
+    def _abort(self) -> None:
+        for row in (*self._live, *self._waiting):
+            if not row.cancelled:
+                self._aborted.append(row.completion("aborted"))
+                _deliver(row, self._aborted[-1])
+        self._live.clear()
+        self._waiting.clear()
+        self.decoder.keep(())
+
+    def _drop(self, gone: set[Row]) -> None:
+        if gone:
+            kept = [place for place, row in enumerate(self._live) if row not in gone]
+            self.decoder.keep(kept)
+            self._live = [self._live[place] for place in kept]
+
+    def _admit(self) -> None:
+        """Let whole groups in while they fit; a group larger than the batch goes in parts."""
+        if self._live and not self.decoder.refills:
+            return
+        free, taken = self.max_concurrent - len(self._live), list[Row]()
+        while self._waiting and len(taken) < free:
+            group = self._next_group()
+            if len(taken) + len(group) > free and (self._live or taken):
+                break
+            group = group[: free - len(taken)]
+            for _ in group:
+                self._waiting.popleft()
+            taken += [row for row in group if not row.cancelled]
+        if taken:
+            prompts = [_so_far(row) for row in taken]
+            found = self.decoder.admit(prompts, self._draws(taken))
+            self._live += taken
+            self._add(taken, *found)
+
+    def _next_group(self) -> list[Row]:
+        prompt, group = self._waiting[0].request.prompt, []
+        for row in self._waiting:
+            if row.request.prompt is not prompt and not np.array_equal(row.request.prompt, prompt):
+                break
+            group.append(row)
+        return group
+
+    def _draws(self, rows: Sequence[Row]) -> Draws:
+        random = uniforms([row.request.seed for row in rows], [len(row.tokens) for row in rows])
+        return Draws.of(random, [row.request.sampling.temperature for row in rows], self.decoder.device)
+
+    def _add(self, rows: Sequence[Row], tokens: Tensor, logprobs: Tensor) -> None:
+        """Append a token to each row; deliver and drop those that end with it."""
+        ended: dict[Row, Finish] = {}
+        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+            row.add(token, logprob, self.version)
+            finish = row.ended(self.decoder.max_length)
+            if finish is not None:
+                ended[row] = finish
+        self._drop(set(ended))
+        for row, finish in ended.items():
+            _deliver(row, row.completion(finish))
+
+
+def _so_far(row: Row) -> IntArray:
+    return np.concatenate([row.request.prompt, np.asarray(row.tokens, dtype=np.int64)])
+
+
+def _deliver(row: Row, result: Completion | Exception) -> None:
+    if not row.cancelled:
+        row.deliver(result)

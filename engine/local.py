@@ -1,0 +1,131 @@
+"""The engine in this process: tokenizer, sampler, learner and the link between them, from a model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jurat.engine import threads
+from jurat.engine.batching import BatchedSampler
+from jurat.engine.decoding import Decoder
+from jurat.engine.learner import LocalLearner, LocalScorer, Network
+from jurat.engine.tokenizer import HFTokenizer
+from jurat.platform.errors import ConfigError, ModelError
+from jurat.platform.ports import Scorer
+from jurat.platform.recipe import Engine, Optim, SamplingPart
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEngine:
+    tokenizer: HFTokenizer
+    sampler: BatchedSampler
+    learner: LocalLearner
+    link: BatchedSampler
+    """The sampler itself: what it has to do at a publish depends on its own copies."""
+    reference: Callable[[], Scorer]
+    """Makes a scorer with a copy of the weights as they are now."""
+    info: Mapping[str, Any]
+    """For doctor and the run record: path and why, threads, dtype, parameters."""
+
+    def close(self) -> None:
+        self.sampler.close()
+
+
+def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *, total_steps: int) -> LocalEngine:
+    """Load a checked model folder. Raises ModelError or ConfigError.
+
+    Sampler and learner share the working copy of the weights, or the sampler keeps one in its own format that
+    ``link.publish`` makes anew.
+    """
+    from transformers import AutoConfig
+
+    count = threads.choose_threads(engine.threads)
+    threads.set_up(count)
+    tokenizer = HFTokenizer(folder)
+    config = AutoConfig.from_pretrained(folder)
+    reason = _why_simple(config, engine)
+    make = _simple
+    network, decoder, reference = make(folder, engine, sampling)
+    sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
+    learner = LocalLearner(network, optim, total=total_steps, source=folder)
+    info = {
+        "path": "simple" if reason else "fast",
+        "why": reason,
+        "model": config.model_type,
+        "parameters": network.master.numel(),
+        "dtype": engine.dtype,
+        "device": engine.device,
+        "threads": count,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "eos_ids": list(tokenizer.eos_ids),
+        "max_length": tokenizer.max_length,
+    }
+    return LocalEngine(
+        tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler, reference=reference, info=info
+    )
+
+
+def _why_simple(config: PretrainedConfig, engine: Engine) -> str:
+    """'' for the fast path, else why not. Raises ConfigError if the fast path is asked for and does not fit."""
+    from jurat.engine.llama.weights import fits
+
+    if engine.path == "simple":
+        return "engine.path is simple"
+    reason = fits(config)
+    if reason and engine.path == "fast":
+        raise ConfigError(f"the fast path does not cover this model: {reason}", where="engine.path",
+                          fix="set engine.path: auto or simple")  # fmt: skip
+    return reason
+
+
+Made = tuple[Network, Decoder, Callable[[], Scorer]]
+
+
+def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
+    from jurat.engine.simple.learner import SimpleNetwork
+    from jurat.engine.simple.sampler import SimpleDecoder
+
+    dtype = getattr(torch, engine.dtype)
+    learning = _load(folder, torch.float32, engine.device)
+    network = SimpleNetwork(
+        learning, dtype=dtype, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
+    )
+    if dtype == torch.float32:
+        decoder = SimpleDecoder(learning)
+    else:
+        decoder = SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
+
+    def reference() -> Scorer:
+        frozen = SimpleNetwork(
+            _load(folder, torch.float32, engine.device), dtype=dtype, temperature=sampling.temperature
+        )
+        with torch.no_grad():
+            frozen.master.copy_(network.master)
+        return LocalScorer(frozen)
+
+    return network, decoder, reference
+
+
+def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        kind = json.loads((folder / "config.json").read_text()).get("model_type")
+        raise ModelError(
+            f"transformers cannot load this {kind!r} model: {str(error).splitlines()[0]}",
+            where=str(folder),
+            fix="check that the folder is whole and its architecture is one that transformers knows",
+        ) from error
+    return model.to(device)
