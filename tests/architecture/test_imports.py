@@ -80,9 +80,9 @@ def test_rooms_do_not_import_the_public_face(sources: list[Any]) -> None:
 
 
 def loaded_by(code: str, root: Path) -> set[str]:
-    """Top-level names in sys.modules after ``code``, run from a folder that is not the root."""
+    """Top-level names in sys.modules after ``code``, run from a folder that is not the root (-c puts it first on the path)."""
     code = f"import sys\n{code}\nprint('\\nLOADED', *sorted({{name.split('.')[0] for name in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=root / "docs", capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root / "tests", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.rsplit("LOADED", 1)[1].split())
 
