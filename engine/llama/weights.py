@@ -10,7 +10,6 @@ covers exactly the first ``num_matrix`` numbers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from jurat.engine.folders import copy_side_files, weight_files
+from jurat.engine.folders import weight_files
 from jurat.platform.errors import ModelError
 
 if TYPE_CHECKING:
@@ -183,8 +182,6 @@ class FlatWeights:
         self.master = torch.zeros(self.size, dtype=torch.float32, device=device)
         self.working = self.master if dtype == torch.float32 else torch.zeros_like(self.master, dtype=dtype)
 
-    # ---- in and out ----
-
     @classmethod
     def from_folder(cls, folder: Path, *, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> FlatWeights:
         """Read an HF folder. Raises ModelError if it does not fit or a tensor is missing, unknown or misshapen."""
@@ -229,26 +226,6 @@ class FlatWeights:
                 fix="fetch the model again: a weight file is incomplete",
             )
         self.refresh_working()
-
-    def export(self, folder: Path, *, source: Path, dtype: torch.dtype | None = None) -> None:
-        """Write an HF folder that plain transformers loads; config and tokenizer files come from ``source``.
-
-        ``dtype`` None writes the working copy's. A tied head is left out, as transformers does.
-        """
-        from safetensors.torch import save_file
-
-        dtype = dtype or self.dtype
-        folder.mkdir(parents=True, exist_ok=True)
-        copy_side_files(source, folder)
-        config = json.loads((source / "config.json").read_text())
-        config.pop("torch_dtype", None)
-        config["dtype"] = str(dtype).removeprefix("torch.")
-        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        buffer = self.working if dtype == self.dtype else self.master
-        tensors = {name: view.to(device="cpu", dtype=dtype) for name, view in self.views(buffer).items()}
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-    # ---- views ----
 
     def like(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """A zero buffer [n] of this layout: a gradient or a moment."""
