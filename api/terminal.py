@@ -1,13 +1,15 @@
-"""What every command shares: the home folder, clean text, tables, JSON on stdout and everything for people on stderr or stdout.
+"""What every command shares: the home folder, clean text, errors, tables and JSON.
 
 Imports only the standard library and typer: each command starts with it.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +19,8 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from jurat.platform.errors import JuratError
 
 HOME_VARIABLE = "JURAT_HOME"
 DEFAULT_HOME = ".jurat"
@@ -36,6 +40,23 @@ def set_home(path: Path | None) -> None:
 def home() -> Path:
     """The folder of the store, runs, models and logs: ``--home``, else JURAT_HOME, else ``./.jurat``. Absolute."""
     return (_home or Path(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME)).expanduser().absolute()
+
+
+_owner = False
+"""Whether this process is the command line's own, and not a program that calls it."""
+
+
+def own_process() -> None:
+    """Called once by ``main``: this process may be started anew. A stream that cannot write a character escapes it."""
+    global _owner
+    _owner = True
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def owns_process() -> bool:
+    return _owner
 
 
 def clean(text: object, limit: int | None = None) -> str:
@@ -85,6 +106,23 @@ def _jsonable(value: Any) -> Any:
     return str(value)
 
 
+def error_json(error: JuratError) -> dict[str, Any]:
+    """An error as JSON, for standard output under ``--json``."""
+    told = {"what": clean(error.what), "where": clean(error.where), "fix": clean(error.fix)}
+    return {**told, "exit_code": error.exit_code}
+
+
+def fail(error: JuratError, *, as_json: bool = False) -> None:
+    """Tell an error on stderr in three parts: what, where, how to fix. Under ``--json`` stdout gets it too."""
+    tell = f"jurat: {clean(error.what)}\n"
+    tell += f"  where: {clean(error.where)}\n" if error.where else ""
+    tell += f"  fix:   {clean(error.fix)}\n" if error.fix else ""
+    sys.stderr.write(tell)
+    sys.stderr.flush()
+    if as_json:
+        print_json({"error": error_json(error)})
+
+
 def console(*, stderr: bool = False) -> Console:
     """A rich console that never reads markup or emoji codes in what it prints."""
     from rich.console import Console
@@ -99,13 +137,23 @@ def note(text: str) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = ()) -> None:
-    """A plain aligned table on stdout; columns in ``right`` are flushed right. Cells are cleaned."""
+    """A plain aligned table on stdout; columns in ``right`` are flushed right. Cells are cleaned.
+
+    In a terminal the last column is cut where the line would wrap; in a file or a pipe nothing is.
+    """
     cells = [[clean("" if cell is None else cell, 200) for cell in row] for row in rows]
     widths = [max([len(head), *(len(row[i]) for row in cells)]) for i, head in enumerate(headers)]
+    if sys.stdout.isatty():
+        room = max(12, shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1))
+        widths[-1] = min(widths[-1], room)
+        cells = [[*row[:-1], clean(row[-1], room)] for row in cells]
     at_right = set(right)
 
     def line(row: Sequence[str]) -> str:
-        parts = [cell.rjust(w) if i in at_right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        parts = [
+            cell.rjust(w) if i in at_right else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
         return "  ".join(parts).rstrip()
 
     for row in ([h.upper() for h in headers], *cells):

