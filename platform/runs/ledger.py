@@ -1,11 +1,12 @@
 """The ledger of a run: what the loop says is written by a thread of its own, in groups, and never stops training.
 
-    record_*  ->  bounded queue  ->  writer thread  ->  Parquet part (batches)  ->  one transaction per group
-                       |                                     | disk full                | database locked, away, full
+    record_*  ->  bounded queue  ->  writer thread  ->  Parquet part (batches) ->  one transaction per group
+                       |                                     | disk full                | database locked or away
                        | full                                v                          v
-                       +-> spool file, by the caller         kept and tried again       spool file, drained later in order
+                       +-> spool file, by the caller         kept and tried again       spool file, drained later
 
-``flush`` returns when everything recorded before it is committed, or fsynced in the spool, or known to be lost (logged).
+``flush`` returns when everything recorded before it is committed, or fsynced in the spool, or known to be lost, which
+is logged.
 """
 
 from __future__ import annotations
@@ -420,7 +421,7 @@ def _size(batch: Batch) -> int:
 
 
 def _numbers(report: StepReport) -> dict[str, float]:
-    """Every number of a step under one name each: the loop's own, means over the updates of a role, seconds by phase."""
+    """Every number of a step under one name: the loop's own, means over the updates of a role, seconds by phase."""
     values = {name: float(value) for name, value in report.metrics.items()}
     by_role: dict[str, list[UpdateReport]] = {}
     for update in report.updates:

@@ -2,7 +2,7 @@
 
 A part is written beside its name, fsynced and renamed, so a reader never sees half of one. Every column that later
 questions need is there: tokens, sampler log-probs, policy versions, each member's verdict with its version digest, step
-rewards, why a group was sized or discarded. Text that UTF-8 cannot hold (lone surrogates) is kept exactly in ``text_raw``.
+rewards, why a group was sized or discarded. Text that UTF-8 cannot hold (lone surrogates) is kept in ``text_raw``.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _STEP = pa.struct([
 ])  # fmt: skip
 _VERDICT = pa.struct([
     ("member", pa.string()), ("verifier", pa.string()), ("version_digest", pa.string()), ("args", pa.string()),
-    ("status", pa.string()), ("score", pa.float64()), ("fault", pa.string()), ("read", pa.string()), ("why", pa.string()),
-    ("certified", pa.bool_()), ("flags", pa.list_(pa.string())), ("evidence", pa.string()), ("seconds", pa.float64()),
+    ("status", pa.string()), ("score", pa.float64()), ("fault", pa.string()), ("read", pa.string()),
+    ("why", pa.string()), ("certified", pa.bool_()), ("flags", pa.list_(pa.string())), ("evidence", pa.string()), ("seconds", pa.float64()),
     ("attempt", pa.int32()), ("isolation", pa.string()), ("steps", pa.list_(_STEP)),
 ])  # fmt: skip
 _SPAN = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("version", pa.int64())])
@@ -341,8 +341,8 @@ def read(
     """Canonical rollouts in the order of training, or the ``worst`` N: lowest reward first, newest step first among
     equals, excluded ones last. ``problem``: an id or its beginning. ``status``: of the first member's verdict.
 
-    Rows are chosen by a scan of six narrow columns; bodies are read of the chosen alone. A damaged part is a fault of the
-    page, not an exception.
+    Rows are chosen by a scan of six narrow columns; bodies are read of the chosen alone. A damaged part is a fault of
+    the page, not an exception.
     """
     parts = [part for part in store.parts(run, step=step) if stage is None or part.stage == stage]
     faults: list[str] = []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import getpid
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from jurat.platform.db import tables as t
 from jurat.platform.db.engine import connect, first_contact, reading, sqlite_url, writing
@@ -25,6 +28,13 @@ from jurat.platform.types import CheckpointRef, Evaluation
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's: no i, l, o or u."""
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def _suffix() -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(4))
 
 
 def now() -> int:
@@ -60,6 +70,28 @@ class Store:
     def close(self) -> None:
         self.engine.dispose()
 
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        with self._told(), reading(self.engine) as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        with self._told(), writing(self.engine) as connection:
+            yield connection
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """A database that is locked, away or full, as RunFailed."""
+        try:
+            yield
+        except DBAPIError as error:
+            raise RunFailed(
+                f"the database does not answer: {str(error.orig).strip()}",
+                where=self.engine.url.render_as_string(hide_password=True),
+                fix="look for another process that holds it, a full disk, or a server that is down",
+            ) from error
+
     # ---- runs ----
 
     def create_run(
@@ -71,29 +103,34 @@ class Store:
         meta: Mapping[str, Any],
         run_id: str | None = None,
     ) -> RunInfo:
-        """A new run in state ``created`` with its own folder; its id is made unless given. Raises ConfigError if taken.
+        """A new run in state ``created`` with its own folder. ``run_id`` None: a short one is made.
 
         ``meta``: JSON; ``meta["verifiers"]`` may map member names to version digests, which ``runs show`` prints.
+        Raises ConfigError for an id that is taken or is not a plain name.
         """
+        if run_id is not None and (run_id == "latest" or not _NAME.fullmatch(run_id)):
+            raise ConfigError(
+                f"{run_id!r} cannot name a run",
+                where=str(self.home),
+                fix="up to 64 letters, digits, dots, dashes and underscores, a letter or digit first, not 'latest'",
+            )
         at = now()
-        day = time.strftime("%Y%m%d", time.gmtime(at / 1e6))
+        row = {
+            "name": t.visible(recipe.name),
+            "state": "created",
+            "recipe": recipe.model_dump(mode="json"),
+            "recipe_digest": recipe_digest,
+            "reward_digest": reward_digest,
+            "meta": dict(meta),
+            "created": at,
+        }
         while True:
-            made = run_id or f"r-{day}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
-            row = {
-                "id": made,
-                "name": t.visible(recipe.name),
-                "state": "created",
-                "recipe": recipe.model_dump(mode="json"),
-                "recipe_digest": recipe_digest,
-                "reward_digest": reward_digest,
-                "meta": dict(meta),
-                "created": at,
-            }
-            with writing(self.engine) as connection:
-                if sql.insert_run(connection, row):
+            made = run_id or f"r-{time.strftime('%Y%m%d', time.gmtime(at / 1e6))}-{_suffix()}"
+            with self._writing() as connection:
+                if sql.insert_run(connection, {"id": made, **row}):
                     break
             if run_id is not None:
-                raise ConfigError(f"run {run_id!r} exists", where=str(self.home), fix=f"jurat train --resume {run_id}")
+                raise ConfigError(f"there is a run {run_id!r} already", where=str(self.home), fix="choose another name")
         run = self.run(made)
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +140,7 @@ class Store:
 
     def run(self, id_or_prefix: str) -> RunInfo:
         """By id, by a prefix that only one run has, or ``latest``. Raises ConfigError naming the nearest."""
-        with reading(self.engine) as connection:
+        with self._reading() as connection:
             if id_or_prefix == "latest":
                 found = sql.list_runs(connection, self.runs_folder, limit=1, state=None)
                 if not found:
@@ -124,7 +161,7 @@ class Store:
 
     def runs(self, limit: int | None = None, state: State | None = None) -> list[RunInfo]:
         """Newest first."""
-        with reading(self.engine) as connection:
+        with self._reading() as connection:
             return sql.list_runs(connection, self.runs_folder, limit=limit, state=state)
 
     def holder(self, run: RunInfo) -> Holder | None:
@@ -134,7 +171,7 @@ class Store:
     def set_state(self, run: RunInfo, state: State, detail: str = "") -> RunInfo:
         """Enter a state and record the move as an event. Raises RunFailed if the move is not in ``states.MOVES``."""
         at = now()
-        with writing(self.engine) as connection:
+        with self._writing() as connection:
             before = sql.move_run(connection, run.pk, state, detail, at)
             if before is not None:
                 payload = {"from": before, "to": state, "detail": detail}
@@ -180,24 +217,24 @@ class Store:
             "reward_digest": run.reward_digest if reward_digest is None else reward_digest,
             "versions": dict(versions or {}),
         }
-        with writing(self.engine) as connection:
+        with self._writing() as connection:
             no = sql.insert_segment(connection, run.pk, row)
         return Segment(no=no, ended=None, ending="", **row)  # type: ignore[arg-type]
 
     def end_segment(self, run: RunInfo, segment: Segment, ending: str) -> None:
         """``ending``: finished, interrupted, failed: ... Only the first counts."""
-        with writing(self.engine) as connection:
+        with self._writing() as connection:
             sql.end_segment(connection, run.pk, segment.no, ending, now())
 
     def segments(self, run: RunInfo) -> list[Segment]:
-        with reading(self.engine) as connection:
+        with self._reading() as connection:
             return sql.segments(connection, run.pk)
 
     # ---- facts, written (a trainer writes them through RunLedger, which never raises) ----
 
     def add_event(self, run: RunInfo, kind: str, payload: Mapping[str, Any], *, segment: int | None = None) -> None:
         event = {"uid": secrets.token_hex(8), "segment": segment, "at": now(), "kind": kind, "payload": dict(payload)}
-        with writing(self.engine) as connection:
+        with self._writing() as connection:
             sql.insert_events(connection, run.pk, [event])
 
     def add_metrics(self, run: RunInfo, segment: Segment, step: int, values: Mapping[str, float]) -> None:
@@ -205,21 +242,21 @@ class Store:
         rows = [
             {"segment": segment.no, "step": step, "at": at, "name": k, "value": float(v)} for k, v in values.items()
         ]
-        with writing(self.engine) as connection:
+        with self._writing() as connection:
             sql.insert_metrics(connection, run.pk, rows)
 
     def add_checkpoint(self, run: RunInfo, segment: Segment, ref: CheckpointRef) -> None:
-        with writing(self.engine) as connection:
+        with self._writing() as connection:
             sql.insert_facts(connection, t.checkpoint, run.pk, [checkpoint_row(ref, segment.no, now())])
 
     def add_evaluation(self, run: RunInfo, segment: Segment, result: Evaluation) -> None:
-        with writing(self.engine) as connection:
+        with self._writing() as connection:
             sql.insert_facts(connection, t.evaluation, run.pk, [evaluation_row(result, segment.no, now())])
 
     # ---- facts, read: canonical rows ----
 
     def events(self, run: RunInfo, *, after: int = 0, limit: int | None = None) -> list[Event]:
-        with reading(self.engine) as connection:
+        with self._reading() as connection:
             return sql.events(connection, run.pk, after=after, limit=limit)
 
     def metrics(
@@ -231,30 +268,30 @@ class Store:
         after: tuple[int, int] | None = None,
     ) -> list[Point]:
         """By (stage, step, name). ``after``: (stage index, step) of the last one already seen."""
-        with reading(self.engine) as connection:
+        with self._reading() as connection:
             return sql.metrics(connection, run.pk, names=names, stage=stage, after=after)
 
     def last_metrics(self, run: RunInfo) -> list[Point]:
         """Every metric of the newest step."""
-        with reading(self.engine) as connection:
+        with self._reading() as connection:
             return sql.last_metrics(connection, run.pk)
 
     def checkpoints(self, run: RunInfo, *, all_rows: bool = False) -> list[Saved]:
-        with reading(self.engine) as connection:
+        with self._reading() as connection:
             return sql.checkpoints(connection, run.pk, all_rows=all_rows)
 
     def evaluations(self, run: RunInfo) -> list[Measured]:
-        with reading(self.engine) as connection:
+        with self._reading() as connection:
             return sql.evaluations(connection, run.pk)
 
     def parts(
         self, run: RunInfo, *, kind: str = "rollout", step: int | None = None, canonical: bool = True
     ) -> list[Part]:
-        with reading(self.engine) as connection:
+        with self._reading() as connection:
             return sql.parts(connection, run.pk, kind=kind, step=step, canonical=canonical)
 
     def verdict_stats(self, run: RunInfo) -> list[VerdictStat]:
-        with reading(self.engine) as connection:
+        with self._reading() as connection:
             return sql.verdict_stats(connection, run.pk)
 
 

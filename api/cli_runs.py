@@ -1,0 +1,517 @@
+"""``jurat runs ...``, ``jurat rollouts`` and ``jurat db upgrade``: what was recorded, for people and for programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from jurat.api import terminal
+from jurat.platform.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from jurat.platform.runs.records import Point, RunInfo, VerdictStat
+    from jurat.platform.runs.rollouts import Record
+    from jurat.platform.runs.store import Store
+    from jurat.platform.types import Step, StepReport
+
+RunArgument = Annotated[str, typer.Argument(help="The run's name, the beginning of it, or [bold]latest[/bold].")]
+Database = Annotated[
+    str | None,
+    typer.Option(envvar="JURAT_DATABASE", help="SQLAlchemy URL, if the recipe's tracking.database is not the default."),
+]
+TEXT_LIMIT = 1500
+"""Characters of a text shown without --full."""
+
+runs_app = typer.Typer(name="runs", no_args_is_help=True, help="What was trained, and how it goes.")
+db_app = typer.Typer(name="db", no_args_is_help=True, help="The database of runs.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.add_typer(runs_app, rich_help_panel="Look")
+    app.command("rollouts", rich_help_panel="Look")(rollouts)
+    app.add_typer(db_app, rich_help_panel="Set up")
+
+
+@contextmanager
+def _store(database: str | None) -> Iterator[Store]:
+    """The store of the home folder. Looking never makes a new one."""
+    home = terminal.home()
+    if database is None and not (home / "jurat.db").exists():
+        raise ConfigError(
+            "there are no runs here", where=str(home), fix="jurat train tiny makes one; --home names another folder"
+        )
+    from jurat.platform.runs.store import Store
+
+    store = Store.open(database, home)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _time(micros: int | None) -> str:
+    return "" if micros is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(micros / 1e6))
+
+
+def _state(store: Store, run: RunInfo) -> str:
+    """The state; ``killed`` for a run that says it goes on while nobody holds its folder here."""
+    return "killed" if run.state == "running" and run.folder.is_dir() and store.holder(run) is None else run.state
+
+
+# ---- runs ls -----------------------------------------------------------------------------------------------------
+
+
+@runs_app.command("ls")
+def ls(
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    state: Annotated[str | None, typer.Option(help="created, running, paused, interrupted, failed, finished.")] = None,
+    database: Database = None,
+    as_json: terminal.AsJson = False,
+) -> None:
+    """Runs, newest first."""
+    from jurat.platform.runs.states import State
+
+    if state is not None and state not in get_args(State):
+        hint = nearest(state, get_args(State))
+        raise ConfigError(f"no state is called {state!r}.{hint}", where="--state", fix=", ".join(get_args(State)))
+    if database is None and not (terminal.home() / "jurat.db").exists():
+        runs: list[dict[str, Any]] = []
+    else:
+        with _store(database) as store:
+            runs = [_listed(store, run) for run in store.runs(limit, state)]  # type: ignore[arg-type]
+    if as_json:
+        terminal.print_json({"runs": runs})
+        return
+    if not runs:
+        terminal.note(f"no runs in {terminal.home()}: jurat train tiny makes one")
+        return
+    terminal.print_table(
+        ["run", "recipe", "state", "stage", "step", "reward", "created (UTC)", "detail"],
+        [
+            (r["run"], r["recipe"], r["state"], r["stage"], r["step"], _short(r["reward"]), _time(r["created"]),
+             r["detail"])
+            for r in runs
+        ],
+        right=(4, 5),
+    )  # fmt: skip
+
+
+def _listed(store: Store, run: RunInfo) -> dict[str, Any]:
+    last = store.last_metrics(run)
+    return {
+        "run": run.id,
+        "recipe": run.name,
+        "state": _state(store, run),
+        "detail": run.detail,
+        "stage": last[0].stage if last else None,
+        "step": last[0].step + 1 if last else None,
+        "reward": next((point.value for point in last if point.name == "reward/mean"), None),
+        "created": run.created,
+        "started": run.started,
+        "ended": run.ended,
+    }
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+# ---- runs show ---------------------------------------------------------------------------------------------------
+
+
+@runs_app.command("show")
+def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson = False) -> None:
+    """One run: state, digests, verifier versions, last metrics, evaluations, checkpoints, segments."""
+    with _store(database) as store:
+        found = store.run(run)
+        last, stats = store.last_metrics(found), store.verdict_stats(found)
+        evaluations = [measured.result for measured in store.evaluations(found)]
+        checkpoints, segments = store.checkpoints(found), store.segments(found)
+        events, holder, state = store.events(found), store.holder(found), _state(store, found)
+    versions = _versions(found, stats)
+    if as_json:
+        from jurat.platform.runs.repository import evaluation_to_json
+
+        terminal.print_json(
+            {
+                "run": found.id, "recipe": found.name, "state": state, "detail": found.detail,
+                "recipe_digest": found.recipe_digest, "reward_digest": found.reward_digest, "folder": str(found.folder),
+                "created": found.created, "started": found.started, "ended": found.ended,
+                "holder": None if holder is None else {"pid": holder.pid, "host": holder.host},
+                "verifiers": versions,
+                "stage": last[0].stage if last else None, "step": last[0].step + 1 if last else None,
+                "metrics": {point.name: point.value for point in last},
+                "evaluations": [evaluation_to_json(e) for e in evaluations],
+                "checkpoints": [
+                    {"stage": c.stage, "step": c.ref.step, "digest": c.ref.digest, "path": c.ref.path}
+                    for c in checkpoints
+                ],
+                "segments": [{name: getattr(s, name) for name in s.__slots__} for s in segments],
+                "events": [{name: getattr(e, name) for name in e.__slots__} for e in events[-50:]],
+            }
+        )  # fmt: skip
+        return
+    by = f"  (process {holder.pid} on {holder.host})" if holder else ""
+    facts = [
+        ("recipe", f"{found.name}  {found.recipe_digest}"),
+        ("state", f"{state}{by}{'  ' + found.detail if found.detail else ''}"),
+        ("created", f"{_time(found.created)} UTC" + (f", ended {_time(found.ended)}" if found.ended else "")),
+        ("reward", found.reward_digest),
+        *((f"verifier {v['member']}", f"{v['verifier']} {v['digest']}  {_said(v)}") for v in versions),
+        ("folder", str(found.folder)),
+    ]
+    typer.echo(f"run {found.id}")
+    _pairs(facts)
+    if last:
+        _head(f"last step: {last[0].stage + ' ' if last[0].stage else ''}{last[0].step + 1}")
+        _pairs([(point.name, f"{point.value:.6g}") for point in last])
+    if evaluations:
+        from jurat.api.summary import evaluation_table
+
+        for name in dict.fromkeys(e.name for e in evaluations):
+            typer.echo("")
+            of = [e for e in evaluations if e.name == name]
+            shown = of if len(of) <= 2 else [of[0], of[-1]]
+            typer.echo("\n".join(evaluation_table(shown, found.recipe["sampling"]["temperature"])))
+    if checkpoints:
+        _head("checkpoints")
+        terminal.print_table(
+            ["stage", "step", "digest", "path"],
+            [(c.stage, c.ref.step, c.ref.digest[:23], c.ref.path) for c in checkpoints],
+        )
+    if segments:
+        _head("segments: a step belongs to the newest one that began at or before it")
+        terminal.print_table(
+            ["no", "stage", "from step", "started (UTC)", "ended", "ending", "host", "pid"],
+            [
+                (s.no, s.stage, s.first_step, _time(s.started), _time(s.ended), s.ending, s.host, s.pid)
+                for s in segments
+            ],
+        )  # fmt: skip
+    if told := [e for e in events if e.kind != "state"][-10:]:
+        _head("events")
+        terminal.print_table(["at (UTC)", "kind", "what"], [(_time(e.at), e.kind, _flat(e.payload)) for e in told])
+    typer.echo(f"\njurat rollouts {found.id} --worst 10   shows what it wrote and how that was judged")
+
+
+def _versions(run: RunInfo, stats: list[VerdictStat]) -> list[dict[str, Any]]:
+    """Each verifier version that judged, with its counts; before the first step those that the run was bound to."""
+    made: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for stat in stats:
+        row = made.setdefault(
+            (stat.member, stat.verifier, stat.version_digest),
+            {"member": stat.member, "verifier": stat.verifier, "digest": stat.version_digest, "verdicts": 0,
+             "statuses": {}},
+        )  # fmt: skip
+        row["verdicts"] += stat.n
+        for status, count in stat.statuses.items():
+            row["statuses"][status] = row["statuses"].get(status, 0) + count
+    bound = run.meta.get("verifiers")
+    if not made and isinstance(bound, Mapping):
+        return [
+            {"member": member, "verifier": member, "digest": digest, "verdicts": 0, "statuses": {}}
+            for member, digest in bound.items()
+        ]
+    return list(made.values())
+
+
+def _said(version: Mapping[str, Any]) -> str:
+    counts = sorted(version["statuses"].items(), key=lambda item: -item[1])
+    return ", ".join(f"{count} {status}" for status, count in counts)
+
+
+def _head(text: str) -> None:
+    typer.echo(f"\n{terminal.clean(text)}")
+
+
+def _pairs(pairs: list[tuple[str, str]]) -> None:
+    width = max(len(terminal.clean(name)) for name, _ in pairs)
+    for name, value in pairs:
+        typer.echo(f"  {terminal.clean(name).ljust(width)}  {terminal.clean(value, 400)}")
+
+
+def _flat(payload: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in payload.items())
+
+
+# ---- runs watch --------------------------------------------------------------------------------------------------
+
+
+@runs_app.command("watch")
+def watch(
+    run: RunArgument,
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 1.0,
+    database: Database = None,
+    as_json: terminal.AsJson = False,
+) -> None:
+    """Follow a run until it ends. Exits as it did: 0 finished, 1 failed or killed, 130 interrupted."""
+    from jurat.platform.runs.states import ENDED
+
+    with _store(database) as store:
+        found = store.run(run)
+        follower = _Follower(store, found, as_json=as_json)
+        with follower:
+            while True:
+                found = store.run(found.id)  # before the facts: what was recorded by its end is then seen
+                state = _state(store, found)
+                follower.look()
+                if state in ENDED or state == "killed":
+                    break
+                time.sleep(interval)
+        if as_json:
+            terminal.print_json({"run": found.id, "state": state, "detail": found.detail})
+        else:
+            terminal.note(f"run {found.id} is {state}{': ' + found.detail if found.detail else ''}")
+    if state != "finished":
+        raise typer.Exit(130 if state == "interrupted" else 1)
+
+
+class _Follower:
+    """Reads what is new in the record and tells it: JSON lines on stdout, or the screen that training itself shows."""
+
+    def __init__(self, store: Store, run: RunInfo, *, as_json: bool) -> None:
+        from jurat.api.screen import choose_screen
+
+        self._store, self._run, self._json = store, run, as_json
+        self._seen: tuple[int, int] = (-1, -1)
+        self._told: set[tuple[str, str, int]] = set()
+        self._event = 0
+        self._stage: str | None = None
+        self._screen = None if as_json else choose_screen(as_json=False)
+
+    def __enter__(self) -> _Follower:
+        if self._screen is not None:
+            self._screen.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._screen is not None:
+            self._screen.__exit__(*error)
+
+    def look(self) -> None:
+        segments = {s.no: s for s in self._store.segments(self._run)}
+        steps: dict[tuple[int, int], list[Point]] = {}
+        for point in self._store.metrics(self._run, after=self._seen):
+            steps.setdefault((segments[point.segment].stage_index, point.step), []).append(point)
+        for place, points in steps.items():
+            self._seen = place
+            self._step(points)
+        for measured in self._store.evaluations(self._run):
+            result = measured.result
+            if (result.stage, result.name, result.step) not in self._told:
+                self._told.add((result.stage, result.name, result.step))
+                self._evaluation(result)
+        for event in self._store.events(self._run, after=self._event):
+            self._event = event.seq
+            if self._json:
+                terminal.print_json({"event": event.kind, "at": event.at, **{"payload": dict(event.payload)}})
+            elif self._screen is not None and event.kind != "state":
+                self._screen.note(f"{event.kind}: {_flat(event.payload)}")
+
+    def _step(self, points: list[Point]) -> None:
+        stage, step = points[0].stage, points[0].step
+        values = {point.name: point.value for point in points}
+        if self._screen is None:
+            terminal.print_json({"stage": stage, "step": step, "metrics": values})
+            return
+        if stage != self._stage:
+            from jurat.platform.recipe import Recipe
+
+            self._stage = stage
+            recipe = dict(Recipe.model_validate(self._run.recipe).staged())[stage]
+            self._screen.start(
+                run_id=self._run.id, stage=stage, recipe=recipe, first_step=step, last_step=recipe.steps
+            )  # fmt: skip
+        self._screen.step(_report(step, values))
+
+    def _evaluation(self, result: Any) -> None:
+        if self._screen is not None:
+            self._screen.evaluation(result)
+        else:
+            from jurat.platform.runs.repository import evaluation_to_json
+
+            terminal.print_json({"evaluation": evaluation_to_json(result)})
+
+
+def _report(step: int, values: Mapping[str, float]) -> StepReport:
+    from jurat.platform.types import StepReport
+
+    seconds = {name.removeprefix("seconds/"): value for name, value in values.items() if name.startswith("seconds/")}
+    return StepReport(step=step, version=step + 1, metrics=values, updates=(), seconds=seconds)
+
+
+# ---- runs verify -------------------------------------------------------------------------------------------------
+
+
+@runs_app.command("verify")
+def verify(run: RunArgument, database: Database = None, as_json: terminal.AsJson = False) -> None:
+    """Compare every part of the run's rollouts with its recorded digest. Exits with 1 if one differs."""
+    from jurat.platform.runs.rollouts import verify_parts
+
+    with _store(database) as store:
+        found = store.run(run)
+        count, faults = len(store.parts(found, canonical=False)), verify_parts(store, found)
+    if as_json:
+        terminal.print_json({"run": found.id, "parts": count, "faults": faults})
+    else:
+        for fault in faults:
+            typer.echo(terminal.clean(fault))
+        typer.echo(f"{count - len(faults)} of {count} parts are as recorded")
+    if faults:
+        raise typer.Exit(1)
+
+
+# ---- rollouts ----------------------------------------------------------------------------------------------------
+
+
+def rollouts(
+    run: RunArgument,
+    worst: Annotated[int | None, typer.Option(min=1, help="Only so many, the lowest reward first.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Of this step, counted from 0.")] = None,
+    stage: Annotated[str | None, typer.Option(help="Of this stage.")] = None,
+    problem: Annotated[str | None, typer.Option(help="Of the problem with this id, or its beginning.")] = None,
+    status: Annotated[str | None, typer.Option(help="With this verdict: correct, incorrect, no_answer, ...")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    full: Annotated[bool, typer.Option("--full", help="Texts whole, however long.")] = False,
+    database: Database = None,
+    as_json: terminal.AsJson = False,
+) -> None:
+    """What a run wrote and how it was judged: problem, gold, completion, answer read, verdict with its rule, reward."""
+    from jurat.platform.runs.rollouts import read
+    from jurat.platform.types import Status
+
+    if status is not None and status not in get_args(Status):
+        hint = nearest(status, get_args(Status))
+        raise ConfigError(f"no status is called {status!r}.{hint}", where="--status", fix=", ".join(get_args(Status)))
+    with _store(database) as store:
+        found = store.run(run)
+        page = read(
+            store, found, step=step, stage=stage, problem=problem, status=status, worst=worst,
+            limit=None if worst else limit,
+        )  # fmt: skip
+    for fault in page.faults:
+        terminal.note(f"warning: {fault}")
+    if as_json:
+        rows = [_json(record) for record in page.records]
+        terminal.print_json({"run": found.id, "matched": page.matched, "rollouts": rows, "faults": page.faults})
+        return
+    if not page.records:
+        terminal.note(f"no such rollouts in run {found.id}")
+        return
+    for place, record in enumerate(page.records, start=1):
+        _print(place, record, None if full else TEXT_LIMIT)
+    typer.echo(f"{len(page.records)} of {page.matched} rollouts of run {found.id}")
+
+
+def _print(place: int, record: Record, limit: int | None) -> None:
+    rollout, judgement = record.scored.rollout, record.scored.judgement
+    reward = judgement.reward.value
+    notes = ["greedy baseline" if record.baseline else f"sample {rollout.index}"]
+    notes += [f"{rollout.num_completion_tokens} tokens"]
+    notes += ["cut at the limit"] if rollout.finish == "length" else []
+    notes += [f"discarded: {record.discarded}"] if record.discarded else []
+    where = f"{record.stage + ' ' if record.stage else ''}step {record.step}"
+    worth = "excluded" if reward is None else f"{reward:.4g}"
+    head = f"#{place}  reward {worth}  {where}  problem {rollout.problem.id}  visit {rollout.visit}  {', '.join(notes)}"
+    typer.echo(terminal.clean(head, 400))
+    asked = [m.content for m in rollout.problem.messages if m.role == "user"]
+    _text("problem", asked[-1] if asked else "(texts are not kept)", limit)
+    _text("gold", rollout.problem.reference, limit)
+    _text("completion", rollout.text or ("(empty)" if not rollout.num_completion_tokens else "(no text)"), limit)
+    for member, verdict in judgement.verdicts.items():
+        _text("read", verdict.read or "(nothing)", limit)
+        spec = verdict.verifier
+        version = f"{spec.name} {spec.digest}" if spec else member
+        score = "" if verdict.score is None else f" {verdict.score:.4g}"
+        blame = f" (fault: {verdict.fault})" if verdict.fault else ""
+        sure = " certified" if verdict.certified else ""
+        _text("verdict", f"{member}: {verdict.status}{score}{blame}{sure}, by {verdict.why or 'no rule named'}", limit)
+        _text("", version, limit)
+        for step in verdict.steps:
+            _text("  step", f"{_at(step, rollout.text)}: {step.status} {step.why}", limit)
+    typer.echo("")
+
+
+def _at(step: Step, text: str) -> str:
+    return terminal.clean(text[step.start : step.end], 80) or f"characters {step.start}-{step.end}"
+
+
+def _text(label: str, text: str, limit: int | None) -> None:
+    """One labelled text; the lines after the first are set under it, so that none can pass for a label."""
+    dropped = 0 if limit is None else max(0, len(text) - limit)
+    shown = terminal.clean(text if not dropped else text[:limit])
+    lines = shown.split("\n")
+    if dropped:
+        lines[-1] += f" ... ({dropped} more characters: --full)"
+    typer.echo(f"  {label:<11} {lines[0]}")
+    for line in lines[1:]:
+        typer.echo(f"  {'':<11} {line}")
+
+
+def _json(record: Record) -> dict[str, Any]:
+    rollout, judgement = record.scored.rollout, record.scored.judgement
+    problem = rollout.problem
+    return {
+        "id": rollout.id, "stage": record.stage, "segment": record.segment, "step": record.step,
+        "position": record.position, "baseline": record.baseline, "discarded": record.discarded,
+        "allocation": {"samples": record.allocation.samples, "reason": record.allocation.reason,
+                       "evidence": record.allocation.evidence},
+        "problem": {"id": problem.id, "messages": [{"role": m.role, "content": m.content} for m in problem.messages],
+                    "reference": problem.reference, "source": problem.source, "split": problem.split,
+                    "columns": problem.columns, "verifier": problem.verifier.name},
+        "visit": rollout.visit, "index": rollout.index, "text": rollout.text, "finish": rollout.finish,
+        "tokens": rollout.tokens.tolist(), "prompt_tokens": len(rollout.tokens) - rollout.num_completion_tokens,
+        "sampler_logprobs": rollout.sampler_logprobs[len(rollout.tokens) - rollout.num_completion_tokens :].tolist(),
+        "spans": [[s.start, s.end, s.version] for s in rollout.spans],
+        "reward": {"value": judgement.reward.value, "parts": judgement.reward.parts,
+                   "steps": [_step_json(step) for step in judgement.reward.steps],
+                   "trainable": judgement.reward.trainable},
+        "verdicts": {
+            member: {
+                "status": v.status, "score": v.score, "fault": v.fault, "read": v.read, "why": v.why,
+                "evidence": v.evidence, "certified": v.certified, "flags": v.flags, "seconds": v.seconds,
+                "attempt": v.attempt, "isolation": v.isolation, "steps": [_step_json(step) for step in v.steps],
+                "verifier": None if v.verifier is None else {"name": v.verifier.name, "args": v.verifier.args,
+                                                             "digest": v.verifier.digest},
+            }
+            for member, v in judgement.verdicts.items()
+        },
+    }  # fmt: skip
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    return {"start": step.start, "end": step.end, "status": step.status, "score": step.score, "why": step.why}
+
+
+# ---- db ----------------------------------------------------------------------------------------------------------
+
+
+@db_app.command("upgrade")
+def upgrade(database: Database = None, as_json: terminal.AsJson = False) -> None:
+    """Bring the database to this version's schema; harmless where it is there. Exits with 5 if it is newer."""
+    from jurat.platform.db.engine import connect, first_contact, sqlite_url
+    from jurat.platform.db.tables import REVISIONS
+    from jurat.platform.db.upgrade import upgrade as bring_up
+
+    home: Path = terminal.home()
+    if database is None:
+        home.mkdir(parents=True, exist_ok=True)
+    engine = connect(database or sqlite_url(home / "jurat.db"))
+    try:
+        first_contact(engine)
+        before = bring_up(engine)
+    finally:
+        engine.dispose()
+    where = engine.url.render_as_string(hide_password=True)
+    if as_json:
+        terminal.print_json({"database": where, "before": before, "now": REVISIONS[-1]})
+    elif before == REVISIONS[-1]:
+        typer.echo(f"{where} has schema {before}, the newest")
+    else:
+        typer.echo(f"{where}: schema {before or 'none'} -> {REVISIONS[-1]}")
