@@ -21,7 +21,19 @@ def test_batch_words() -> None:
 
 def test_no_package_host_or_machine_path_in_the_project(root: Path) -> None:
     """Where packages come from and where a checkout lies is the user's to say."""
-    texts = [*root.glob("*.toml"), *root.glob("*.txt"), *root.glob("*.md"), root / "Makefile", *(root / ".ci").iterdir()]
+    texts = [
+        *root.glob("*.toml"),
+        *root.glob("*.txt"),
+        *root.glob("*.md"),
+        root / "Makefile",
+        *(root / ".ci").iterdir(),
+    ]
     hosts = ("pypi.org/simple", "download.pytorch", "--extra-index-url", "/root/", "/home/", "/opt/")
-    wrong = [f"{path.name}: {host}" for path in texts if path.is_file() for host in hosts if host in path.read_text(encoding="utf-8")]
+    wrong = [
+        f"{path.name}: {host}"
+        for path in texts
+        if path.is_file()
+        for host in hosts
+        if host in path.read_text(encoding="utf-8")
+    ]
     assert wrong == []

@@ -37,7 +37,13 @@ def contracts(root: Path) -> list[dict[str, Any]]:
 
 
 def lint(where: Path) -> tuple[int, str]:
-    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as main; main()", "--no-logo", "--no-cache"]
+    command = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports_command as main; main()",
+        "--no-logo",
+        "--no-cache",
+    ]
     env = {**os.environ, "PYTHONPATH": str(where / "src"), "COLUMNS": "1000"}
     done = subprocess.run(command, cwd=where, env=env, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
@@ -84,7 +90,19 @@ def test_every_contract_has_a_plant(root: Path) -> None:
 
 def test_the_heart_is_whole(root: Path) -> None:
     """Each part of the heart that exists stands in the contract."""
-    heart = {"loop", "advantages", "credit", "allocate", "samples", "packing", "buffer", "losses", "algorithms", "aggregation", "shaping"}
+    heart = {
+        "loop",
+        "advantages",
+        "credit",
+        "allocate",
+        "samples",
+        "packing",
+        "buffer",
+        "losses",
+        "algorithms",
+        "aggregation",
+        "shaping",
+    }
     there = {path.stem for path in (root / "trainers").iterdir()} & heart
     (contract,) = [contract for contract in contracts(root) if contract["id"] == "heart"]
     assert {module.removeprefix("jurat.trainers.") for module in contract["source_modules"]} == there

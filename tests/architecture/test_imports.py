@@ -40,7 +40,11 @@ def distribution(name: str) -> str | None:
 
 def optional(source: Any) -> bool:
     """Files that need an extra by their nature."""
-    return source.room in {"engine", "trainers", "api"} or source.name == "datasets/hub.py" or "verifiers/models/" in source.name
+    return (
+        source.room in {"engine", "trainers", "api"}
+        or source.name == "datasets/hub.py"
+        or "verifiers/models/" in source.name
+    )
 
 
 def test_every_import_is_declared(root: Path, sources: list[Any]) -> None:
@@ -51,7 +55,7 @@ def test_every_import_is_declared(root: Path, sources: list[Any]) -> None:
             needed = distribution(found.name)
             allowed = everything if found.late or optional(source) else core
             if needed is not None and needed not in allowed:
-                wrong.append(f"{source.name}:{found.line} imports {found.name}, and {needed} is not declared for it in pyproject.toml")
+                wrong.append(f"{source.name}:{found.line} imports {found.name}: declare {needed} in pyproject.toml")
     assert wrong == []
 
 
@@ -74,13 +78,15 @@ def test_rooms_do_not_import_the_public_face(sources: list[Any]) -> None:
         for source in sources
         if source.room in rooms - {"api"}
         for found in source.imports()
-        if found.name.split(".")[0] == "jurat" and found.name.split(".")[1:2] and found.name.split(".")[1] not in rooms | {"__version__"}
+        if found.name.split(".")[0] == "jurat"
+        and found.name.split(".")[1:2]
+        and found.name.split(".")[1] not in rooms | {"__version__"}
     ]
     assert wrong == []
 
 
 def loaded_by(code: str, root: Path) -> set[str]:
-    """Top-level names in sys.modules after ``code``, run from a folder that is not the root (-c puts it first on the path)."""
+    """Top-level names in sys.modules after ``code``; run below the root, because -c puts the folder on the path."""
     code = f"import sys\n{code}\nprint('\\nLOADED', *sorted({{name.split('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=root / "tests", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -92,7 +98,14 @@ def test_import_jurat_is_light(root: Path) -> None:
 
 
 def test_help_is_light(root: Path) -> None:
-    code = "from jurat.api.cli import main\nsys.argv = ['jurat', '--help']\ntry: main()\nexcept SystemExit as end: assert not end.code"
+    code = """
+from jurat.api.cli import main
+sys.argv = ["jurat", "--help"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+"""
     assert loaded_by(code, root).isdisjoint(HEAVY | OPTIONAL)
 
 
@@ -104,5 +117,9 @@ def test_rooms_without_torch(root: Path, sources: list[Any], room: str) -> None:
         for source in sources
         if source.room == room and "verifiers/models/" not in source.name and source.name != "datasets/hub.py"
     ]
-    code = "import importlib\nfor name in " + repr([name for name in names if not name.endswith("__main__")]) + ": importlib.import_module(name)"
+    code = (
+        "import importlib\nfor name in "
+        + repr([name for name in names if not name.endswith("__main__")])
+        + ": importlib.import_module(name)"
+    )
     assert loaded_by(code, root).isdisjoint({"torch", "transformers", "ray", "vllm"})

@@ -12,7 +12,9 @@ def test_every_room_is_a_relative_symlink_in_the_package(root: Path, rooms: tupl
     package = root / "src" / "jurat"
     for room in rooms:
         link = package / room
-        assert link.is_symlink(), f"src/jurat/{room} is no symlink (a checkout without symlinks?): ln -s ../../{room} src/jurat/{room}"
+        assert link.is_symlink(), (
+            f"src/jurat/{room} is no symlink (a checkout without symlinks?): ln -s ../../{room} src/jurat/{room}"
+        )
         assert os.readlink(link) == f"../../{room}"
         assert (root / room).is_dir(), f"{room}/ is missing"
     found = {path.name for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
@@ -51,5 +53,10 @@ def test_no_drawer_for_odd_things(root: Path, rooms: tuple[str, ...]) -> None:
 
 
 def test_nothing_is_kept_under_old_names(root: Path, rooms: tuple[str, ...]) -> None:
-    found = [path for room in rooms for path in (root / room).rglob("*") if path.name in {"legacy", "old", "v2", "deprecated"}]
+    found = [
+        path
+        for room in rooms
+        for path in (root / room).rglob("*")
+        if path.name in {"legacy", "old", "v2", "deprecated"}
+    ]
     assert found == []

@@ -28,7 +28,12 @@ BANNED = {
     "pandas.read_pickle": "Parquet",
 }
 """Dotted name: what to use instead."""
-CALLS = {"eval": "ast.literal_eval or a parser", "exec": "a killable process", "compile": "a parser", "__import__": "importlib"}
+CALLS = {
+    "eval": "ast.literal_eval or a parser",
+    "exec": "a killable process",
+    "compile": "a parser",
+    "__import__": "importlib",
+}
 WORKERS = {"verifiers/workers/", "verifiers/sandbox/", "verifiers/code/"}
 """Folders whose child processes run a user's own files, which is their purpose."""
 
@@ -69,7 +74,9 @@ def banned(name: str) -> str | None:
 def faults(source: Any) -> list[str]:
     known = names(source.tree)
     safe = {
-        node.name for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef) and "SafeLoader" in " ".join(map(dotted, node.bases))
+        node.name
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef) and "SafeLoader" in " ".join(map(dotted, node.bases))
     }
     out = []
     for found in source.imports():
@@ -90,7 +97,10 @@ def faults(source: Any) -> list[str]:
                 out.append(f"{source.at(node)} yaml.load without a SafeLoader")
         if arguments.get("shell") is not None and ast.unparse(arguments["shell"]) != "False":
             out.append(f"{source.at(node)} a shell: give a list of arguments")
-        if isinstance(arguments.get("trust_remote_code"), ast.Constant) and arguments["trust_remote_code"].value is True:  # type: ignore[union-attr]
+        if (
+            isinstance(arguments.get("trust_remote_code"), ast.Constant)
+            and arguments["trust_remote_code"].value is True
+        ):  # type: ignore[union-attr]
             out.append(f"{source.at(node)} trust_remote_code=True runs code from a model folder")
     return out
 

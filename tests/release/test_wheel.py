@@ -33,7 +33,12 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFi
 
 
 def test_every_file_of_every_room_is_in_the_wheel(root: Path, rooms: tuple[str, ...], wheel: zipfile.ZipFile) -> None:
-    want = {f"jurat/{path.relative_to(root).as_posix()}" for room in rooms for path in (root / room).rglob("*") if path.suffix in NEEDED}
+    want = {
+        f"jurat/{path.relative_to(root).as_posix()}"
+        for room in rooms
+        for path in (root / room).rglob("*")
+        if path.suffix in NEEDED
+    }
     want |= {f"jurat/{path.name}" for path in (root / "src" / "jurat").iterdir() if path.is_file()}
     assert {name for name in wheel.namelist() if not name.startswith("jurat-")} == want
 
@@ -65,7 +70,9 @@ def test_the_core_needs_no_torch(wheel: zipfile.ZipFile) -> None:
     told = Parser().parsestr(wheel.read(f"jurat-{version(wheel)}.dist-info/METADATA").decode())
     core = [line for line in told.get_all("Requires-Dist") or () if "extra ==" not in line]
     assert core
-    assert [line for line in core if line.startswith(("torch", "transformers", "ray", "vllm", "datasets", "fastapi"))] == []
+    assert [
+        line for line in core if line.startswith(("torch", "transformers", "ray", "vllm", "datasets", "fastapi"))
+    ] == []
 
 
 def test_every_pin_lies_in_its_range(root: Path) -> None:
@@ -73,7 +80,9 @@ def test_every_pin_lies_in_its_range(root: Path) -> None:
     from packaging.utils import canonicalize_name
 
     pins = dict(
-        line.split("==") for line in (root / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")
+        line.split("==")
+        for line in (root / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
     )
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
