@@ -77,7 +77,7 @@ class ShuffledSource:
 
     @property
     def num_problems(self) -> int:
-        return self._data["rows"]
+        return int(self._data["rows"])
 
     def draw(self, count: int) -> tuple[Visit, ...]:
         """The next ``count`` visits; a curriculum chooses levels from what was observed before this call."""
@@ -110,7 +110,8 @@ class ShuffledSource:
         if state["seed"] != self._seed:
             raise DataError(f"the order was made with seed {state['seed']}, now {self._seed}", where="data cursor")
         if (state["curriculum"] is None) != (self._levels is None):
-            raise DataError(f"the run was {'with' if state['curriculum'] else 'without'} a curriculum", where="data cursor")
+            had = "with" if state["curriculum"] else "without"
+            raise DataError(f"the run was {had} a curriculum", where="data cursor")
         differs = _differences(state["data"], self._data)
         if differs and not allow_changed:
             raise DataError("the data set is not the one this run began with: " + "; ".join(differs),

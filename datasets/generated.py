@@ -92,7 +92,7 @@ def held_out(key: str) -> bool:
 
 
 def question(source: str, *, seed: int, level: int, split: str, index: int) -> Question:
-    """The ``index``-th problem of a stream; problems of a stream may repeat. Raises ConfigError for a bad level or split."""
+    """The ``index``-th problem of a stream, in which some repeat. Raises ConfigError for a bad level or split."""
     wanted = _checked(source, level, split)
     if source == "generated:plain":
         pool = _plain(level, wanted)
@@ -152,6 +152,7 @@ class _Made:
     working: tuple[str, ...]
 
 
+_Maker = Callable[[random.Random], _Made]
 _KINDS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
 
 
@@ -165,15 +166,14 @@ def _pick(rng: random.Random, items: Sequence[Any]) -> Any:
     return items[rng.randrange(len(items))]
 
 
-def _words(rng: random.Random, template: str, **numbers: int | str) -> str:
+def _words(rng: random.Random, template: str, **given: int | str) -> str:
     """A template with its numbers, and names and things drawn for it."""
     x, y = rng.sample(wording.NAMES, 2)
     thing, things = _pick(rng, wording.THINGS)
     box, boxes = _pick(rng, wording.BOXES)
-    counted = {
-        name.upper(): f"{value} {thing if value == 1 else things}" for name, value in numbers.items() if isinstance(value, int)
-    }
-    return template.format(x=x, y=y, things=things, box=box, boxes=boxes, p=_pick(rng, wording.PLACES), **numbers, **counted)
+    place = _pick(rng, wording.PLACES)
+    counted = {k.upper(): f"{n} {thing if n == 1 else things}" for k, n in given.items() if isinstance(n, int)}
+    return template.format(x=x, y=y, things=things, box=box, boxes=boxes, p=place, **given, **counted)
 
 
 def _value(sign: str, a: Fraction, b: Fraction) -> Fraction:
@@ -232,9 +232,10 @@ def _level_4(rng: random.Random) -> _Made:
     key = f"({a}{shape[0]}{b}){shape[1]}{c}"
     if rng.random() < 0.25:
         left = f"{a} {shape[0]} {b}" if shape in ("+-", "--", "*+", "*-") else f"({a} {shape[0]} {b})"
-        text = _pick(rng, ("What is {}?", "Compute {}.", "Calculate {}.", "Work out {}.")).format(f"{left} {shape[1]} {c}")
-        return _Made(text, answer, "expression", (a, b, c), key, working)
-    return _Made(_words(rng, _pick(rng, wording.TWO_STEP[shape]), a=a, b=b, c=c), answer, "two-step", (a, b, c), key, working)
+        asked = _pick(rng, ("What is {}?", "Compute {}.", "Calculate {}.", "Work out {}."))
+        return _Made(asked.format(f"{left} {shape[1]} {c}"), answer, "expression", (a, b, c), key, working)
+    text = _words(rng, _pick(rng, wording.TWO_STEP[shape]), a=a, b=b, c=c)
+    return _Made(text, answer, "two-step", (a, b, c), key, working)
 
 
 def _two_step_numbers(rng: random.Random, shape: str) -> tuple[int, int, int]:
@@ -268,7 +269,8 @@ def _missing(rng: random.Random) -> _Made:
 
 
 def _level_5(rng: random.Random) -> _Made:
-    return _pick(rng, (_share_of, _fractions_like, _percent, _remainder, _quotient))(rng)
+    make: _Maker = _pick(rng, (_share_of, _fractions_like, _percent, _remainder, _quotient))
+    return make(rng)
 
 
 def _proper(rng: random.Random, largest: int) -> Fraction:
@@ -280,9 +282,10 @@ def _share_of(rng: random.Random) -> _Made:
     f = _proper(rng, 8)
     a = f.denominator * rng.randint(2, 12)
     answer = f * a
+    n, q = f.as_integer_ratio()
     text = _words(rng, _pick(rng, wording.SHARE_OF), a=a, f=str(f))
-    return _Made(text, answer, "share", (f.numerator, f.denominator, a), f"{f} of {a}",
-                 (f"{a} / {f.denominator} = {a // f.denominator}", f"{a // f.denominator} * {f.numerator} = {answer}"))  # fmt: skip
+    return _Made(text, answer, "share", (n, q, a), f"{f} of {a}",
+                 (f"{a} / {q} = {a // q}", f"{a // q} * {n} = {answer}"))  # fmt: skip
 
 
 def _fractions_like(rng: random.Random) -> _Made:
@@ -304,10 +307,10 @@ def _fraction_sum(rng: random.Random, sign: str, one: tuple[int, int], other: tu
     if sign == "*":
         working = (f"{one[0]} * {other[0]} = {one[0] * other[0]}", f"{one[1]} * {other[1]} = {one[1] * other[1]}")
     else:
-        q = (f - g).denominator if one[1] == other[1] else one[1] * other[1]
-        q = one[1] if one[1] == other[1] else q
+        q = one[1] if one[1] == other[1] else one[1] * other[1]
         left, right = f * q, g * q
-        working = (f"{spelled[0]} = {left}/{q}, {spelled[1]} = {right}/{q}", f"{left} {sign} {right} = {_value(sign, left, right)}")
+        working = (f"{spelled[0]} = {left}/{q}, {spelled[1]} = {right}/{q}",
+                   f"{left} {sign} {right} = {_value(sign, left, right)}")  # fmt: skip
     first, second = sorted((f, g)) if sign in "+*" else (f, g)
     return _Made(text, answer, f"fraction-{_KINDS[sign]}", (*one, *other), f"[{first}]{sign}[{second}]",
                  (*working, f"{spelled[0]} {sign} {spelled[1]} = {answer}"))  # fmt: skip
@@ -348,7 +351,8 @@ def _quotient(rng: random.Random) -> _Made:
 
 
 def _level_6(rng: random.Random) -> _Made:
-    return _pick(rng, (_three_step, _three_step, _linear, _fractions_unlike, _below_zero))(rng)
+    make: _Maker = _pick(rng, (_three_step, _three_step, _linear, _fractions_unlike, _below_zero))
+    return make(rng)
 
 
 def _three_step(rng: random.Random) -> _Made:
@@ -362,7 +366,8 @@ def _three_step(rng: random.Random) -> _Made:
     first = a * b
     if shape == "*-/":
         answer = Fraction(first - c, d)
-        working: tuple[str, ...] = (f"{a} * {b} = {first}", f"{first} - {c} = {first - c}", f"{first - c} / {d} = {answer}")
+        rest = first - c
+        working: tuple[str, ...] = (f"{a} * {b} = {first}", f"{first} - {c} = {rest}", f"{rest} / {d} = {answer}")
     else:
         answer = _value(shape[1], Fraction(first), Fraction(c * d))
         working = (f"{a} * {b} = {first}", f"{c} * {d} = {c * d}", f"{first} {shape[1]} {c * d} = {answer}")
@@ -374,7 +379,8 @@ def _linear(rng: random.Random) -> _Made:
     a, b, n = rng.randint(2, 12), rng.randint(1, 30), rng.randint(-12, 12)
     c = a * n + b
     text = _words(rng, _pick(rng, wording.LINEAR), a=a, b=b, c=c)
-    return _Made(text, Fraction(n), "linear", (a, b, c), f"{a}x+{b}={c}", (f"{c} - {b} = {c - b}", f"{c - b} / {a} = {n}"))
+    working = (f"{c} - {b} = {c - b}", f"{c - b} / {a} = {n}")
+    return _Made(text, Fraction(n), "linear", (a, b, c), f"{a}x+{b}={c}", working)
 
 
 def _fractions_unlike(rng: random.Random) -> _Made:
@@ -390,14 +396,15 @@ def _below_zero(rng: random.Random) -> _Made:
         text = _words(rng, _pick(rng, (
             *wording.DIRECT["-"][:6], "It is {a} degrees and gets {b} degrees colder. How many degrees is it?",
         )), a=low, b=high)  # fmt: skip
-        return _Made(text, Fraction(low - high), "below-zero", (low, high), f"{low}-{high}", (f"{low} - {high} = {low - high}",))
+        less = low - high
+        return _Made(text, Fraction(less), "below-zero", (low, high), f"{low}-{high}", (f"{low} - {high} = {less}",))
     n, m = -low, rng.randint(2, 12)
     answer = _value(sign, Fraction(n), Fraction(m))
     text = _words(rng, _pick(rng, wording.DIRECT[sign][:6]), a=n, b=m)
     return _Made(text, answer, "below-zero", (n, m), f"{n}{sign}{m}", (f"{n} {sign} {m} = {answer}",))
 
 
-_LEVELS: dict[int, Callable[[random.Random], _Made]] = {
+_LEVELS: dict[int, _Maker] = {
     1: _level_1, 2: _level_2, 3: _level_3, 4: _level_4, 5: _level_5, 6: _level_6,
 }  # fmt: skip
 

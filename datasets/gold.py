@@ -31,7 +31,7 @@ def read_gold(text: str, rule: Rule) -> tuple[str, Rule]:
         rule = "hashes" if "####" in text else "boxed" if _BOX.search(text) else "plain"
         if rule == "plain" and is_prose(text):
             raise ValueError("the answer is prose without #### or \\boxed{}: no rule says which part is the gold")
-    gold = {"plain": str, "hashes": _after_hashes, "boxed": _in_last_box}[rule](text).strip()
+    gold = (_after_hashes(text) if rule == "hashes" else _in_last_box(text) if rule == "boxed" else text).strip()
     if not gold:
         raise ValueError("the gold answer is empty")
     return gold, rule

@@ -13,14 +13,18 @@ def rows(name: str, split: str) -> tuple[Iterator[Row | BadRow], str | None]:
     try:
         import datasets
     except ImportError:
-        raise DataError(f"{name!r} is not a local file, and reading from the Hub needs the library 'datasets'",
-                        where="data source", fix="pip install datasets, or give a .jsonl or .parquet file") from None  # fmt: skip
+        raise DataError(
+            f"{name!r} is not a local file, and reading from the Hub needs the library 'datasets'",
+            where="data source", fix="pip install 'jurat[hub]', or give a .jsonl or .parquet file",
+        ) from None  # fmt: skip
     path, _, revision = name.partition("@")
     path, _, config = path.partition(":")
     try:
         loaded = datasets.load_dataset(path, config or None, split=split, revision=revision or None)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"cannot load {name!r} from the Hub: {str(error)[:500]}", where=f"split {split!r}",
-                        fix="check name, config and split, or download the file and give its path") from None  # fmt: skip
+        raise DataError(
+            f"cannot load {name!r} from the Hub: {str(error)[:500]}", where=f"split {split!r}",
+            fix="check name, config and split, or download the file and give its path",
+        ) from None  # fmt: skip
     licence = loaded.info.license or None
     return (Row(f"{name}/{split}:{i}", dict(row)) for i, row in enumerate(loaded, start=1)), licence

@@ -57,7 +57,8 @@ def load_problems(source: Source, prompt: Prompt, *, base: Path | None = None, s
     if path is not None:
         paths = find_files(path)
         rows: Iterable[Row | BadRow] = (row for p in paths for row in read_rows(p))
-        return _from_rows(rows, source, prompt, split, files=tuple(map(stamp, paths)), licence=_licence_beside(paths[0]))
+        files = tuple(map(stamp, paths))
+        return _from_rows(rows, source, prompt, split, files=files, licence=_licence_beside(paths[0]))
     if not _HUB_ID.fullmatch(source.source):
         raise DataError(f"{source.source!r} is neither a file, a folder, a Hub id nor 'generated'", where="data source")
     rows, licence = hub.rows(source.source, source.split)
@@ -72,8 +73,10 @@ def find_path(name: str, base: Path | None) -> Path | None:
         if path.exists():
             return path
     if Path(name).suffix in SUFFIXES or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise DataError("no such data file or folder", where=" or ".join(str(p) for p in tried),
-                        fix="give a .jsonl or .parquet file, a folder of them, a Hub id owner/name, or 'generated'")  # fmt: skip
+        raise DataError(
+            "no such data file or folder", where=" or ".join(str(p) for p in tried),
+            fix="give a .jsonl or .parquet file, a folder of them, a Hub id owner/name, or 'generated'",
+        )  # fmt: skip
     return None
 
 

@@ -119,8 +119,8 @@ def _no_constant(name: str) -> None:
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"key {twice!r} is given twice")
     return made
 
@@ -139,7 +139,9 @@ def _parquet(path: Path) -> Iterator[Row | BadRow]:
                     where = f"{label(path)}:{number}"
                     try:
                         yield Row(where, _no_repeats([(name, column[i].as_py()) for name, column in columns]))
-                    except (UnicodeDecodeError, ValueError) as error:
-                        yield BadRow(where, f"not UTF-8: {error}" if isinstance(error, UnicodeDecodeError) else str(error))
+                    except UnicodeDecodeError as error:
+                        yield BadRow(where, f"not UTF-8: {error}")
+                    except ValueError as error:
+                        yield BadRow(where, str(error))
     except pyarrow.ArrowException as error:
         raise DataError(f"not a readable Parquet file: {error}", where=f"{path}, after row {number}") from None

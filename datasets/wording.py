@@ -156,26 +156,42 @@ THREE_STEP = {
     ),
     "*-/": (
         "{x} has {a} {boxes} of {b} {things}, loses {c} and shares the rest among {d} friends. How many does each get?",
-        "{a} days of work at {b} dollars pay {c} dollars of debt; {d} people share the rest. How many dollars for each?",
+        "{a} days at {b} dollars pay {c} dollars of debt; {d} people share the rest. How many dollars does each get?",
     ),
 }  # fmt: skip
 """``"*+*"``: a*b + c*d; ``"*-*"``: a*b - c*d; ``"*-/"``: (a*b - c) / d."""
 
 MISSING = {
-    "+": ("What number plus {b} is {a}?", "Solve for x: x + {b} = {a}", "{x} added {b} to a number and got {a}. Which number?"),
-    "-": ("What number minus {b} is {a}?", "Solve for x: x - {b} = {a}", "{x} took {b} from a number and got {a}. Which number?"),
-    "*": ("What number times {b} is {a}?", "Solve for x: {b}x = {a}", "{x} multiplied a number by {b} and got {a}. Which number?"),
+    "+": (
+        "What number plus {b} is {a}?", "Solve for x: x + {b} = {a}",
+        "{x} added {b} to a number and got {a}. Which number?",
+    ),
+    "-": (
+        "What number minus {b} is {a}?", "Solve for x: x - {b} = {a}",
+        "{x} took {b} from a number and got {a}. Which number?",
+    ),
+    "*": (
+        "What number times {b} is {a}?", "Solve for x: {b}x = {a}",
+        "{x} multiplied a number by {b} and got {a}. Which number?",
+    ),
 }  # fmt: skip
 
 SHARE_OF = (
-    "What is {f} of {a}?", "Find {f} of {a}.", "{x} has {A} and gives away {f} of them. How many {things} are given away?",
+    "What is {f} of {a}?", "Find {f} of {a}.",
+    "{x} has {A} and gives away {f} of them. How many {things} are given away?",
     "A {box} holds {A}; {f} of them are red. How many {things} are red?",
     "{x} ran {f} of {a} miles. How many miles is that?",
 )  # fmt: skip
 
 FRACTIONS = {
-    "+": ("What is {f} + {g}?", "Compute {f} + {g}.", "Add {f} and {g}.", "{x} ate {f} of a pie and {y} ate {g}. What fraction is that together?"),
-    "-": ("What is {f} - {g}?", "Compute {f} - {g}.", "Subtract {g} from {f}.", "{x} had {f} of a pie and ate {g} of a pie. What fraction of a pie is left?"),
+    "+": (
+        "What is {f} + {g}?", "Compute {f} + {g}.", "Add {f} and {g}.",
+        "{x} ate {f} of a pie and {y} ate {g}. What fraction is that together?",
+    ),
+    "-": (
+        "What is {f} - {g}?", "Compute {f} - {g}.", "Subtract {g} from {f}.",
+        "{x} had {f} of a pie and ate {g} of a pie. What fraction of a pie is left?",
+    ),
     "*": ("What is {f} * {g}?", "Compute {f} * {g}.", "What is {f} of {g}?", "Multiply {f} by {g}."),
 }  # fmt: skip
 

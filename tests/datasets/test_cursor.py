@@ -5,8 +5,9 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jurat.datasets.cursor import ShuffledSource
+
 from jurat.datasets.curriculum import LevelState
+from jurat.datasets.cursor import ShuffledSource
 from jurat.platform.errors import DataError
 from jurat.platform.recipe import Curriculum
 from jurat.platform.types import Message, Problem, VerifierSpec
@@ -51,7 +52,8 @@ def test_each_epoch_is_a_permutation_and_positions_count_up(count, seed, epochs)
 
 def test_epochs_and_seeds_differ():
     visits = told(ShuffledSource(make(50), 0).draw(100))
-    orders = [[i for i, _, _ in part] for part in (visits[:50], visits[50:], told(ShuffledSource(make(50), 1).draw(50)))]
+    other = told(ShuffledSource(make(50), 1).draw(50))
+    orders = [[i for i, _, _ in part] for part in (visits[:50], visits[50:], other)]
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
@@ -95,8 +97,9 @@ def test_a_changed_set_neither_repeats_nor_skips_what_is_still_there(drawn, adde
 
 
 def test_refusal_names_the_file_that_changed():
-    source = ShuffledSource(make(5, name="a/x.jsonl") + make(5, name="a/y.jsonl", start=5), 0)
-    now = ShuffledSource(make(5, name="a/x.jsonl") + make(4, name="a/y.jsonl", start=5) + make(1, name="a/z.jsonl", start=90), 0)
+    x, y, z = make(5, name="a/x.jsonl"), make(5, name="a/y.jsonl", start=5), make(1, name="a/z.jsonl", start=90)
+    source = ShuffledSource(x + y, 0)
+    now = ShuffledSource(x + y[:4] + z, 0)
     with pytest.raises(DataError) as caught:
         now.restore(source.state())
     assert "a/y.jsonl: 5 problems then, 4 now" in caught.value.what

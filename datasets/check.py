@@ -1,0 +1,46 @@
+"""Does the gold of a set pass its own verifier? A gold that does not would teach the policy that right is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from jurat.platform.errors import DataError
+from jurat.platform.types import Problem, Verdict
+
+SHOWN = 5
+
+
+def gold_itself(problem: Problem) -> str:
+    """The reference as the whole completion."""
+    return problem.reference
+
+
+def boxed_gold(problem: Problem) -> str:
+    r"""The reference in ``\boxed{}``, as a model of mathematics would end."""
+    return rf"\boxed{{{problem.reference}}}"
+
+
+def check_gold(
+    problems: Iterable[Problem], verify: Callable[[Problem, str], Verdict], *,
+    present: Callable[[Problem], str] = gold_itself,
+) -> list[tuple[Problem, Verdict]]:
+    """The problems whose gold is not judged correct, with the verdict. ``present`` makes a completion of the gold."""
+    failed = []
+    for problem in problems:
+        verdict = verify(problem, present(problem))
+        if verdict.status != "correct":
+            failed.append((problem, verdict))
+    return failed
+
+
+def refuse_failed(failed: Sequence[tuple[Problem, Verdict]], total: int) -> None:
+    """Raises DataError listing the first problems whose gold fails."""
+    if not failed:
+        return
+    lines = [f"{p.source or p.id}: {p.reference[:60]!r} is {v.status} by {p.verifier.name} ({v.why[:80]})"
+             for p, v in failed[:SHOWN]]  # fmt: skip
+    more = f"\n  and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+    raise DataError(
+        f"{len(failed)} of {total} gold answers do not pass their own verifier:\n  " + "\n  ".join(lines) + more,
+        where="gold", fix="mend the rows, or name the verifier that these answers are meant for",
+    )  # fmt: skip
