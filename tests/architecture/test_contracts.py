@@ -21,7 +21,7 @@ PLANTED = {
     "migrated": ("engine/planted_migrated.py", "import jurat.migrations"),
     "composition": ("trainers/planted_composition.py", "import jurat.engine.planted_composition"),
     "heart": ("trainers/planted_heart.py", "import sqlalchemy"),
-    "door": ("api/planted_door.py", "import torch"),
+    "door": ("api/planted_door.py", "def late():\n    import transformers"),
     "torch": ("verifiers/planted_torch.py", "from torch import Tensor"),
     "machines": ("trainers/planted_machines.py", "import ray"),
     "hub": ("datasets/planted_hub.py", "import datasets"),
