@@ -1,4 +1,4 @@
-"""The command ``jurat``. Heavy imports happen inside commands: ``jurat --help`` answers at once, without torch or a database.
+"""The command ``jurat``. Heavy imports happen inside commands: ``jurat --help`` answers at once, without torch.
 
 Exit codes are those of ``platform/errors.py``: 0 ok, 1 failed, 2 usage or config, 3 gate, 4 reward drift, 5 schema,
 75 fenced out, 130 interrupted.
@@ -72,11 +72,12 @@ app = typer.Typer(
 def root(
     home: Annotated[
         Path | None,
-        typer.Option(envvar=terminal.HOME_VARIABLE, help="Folder of the store, runs, models and logs.  [dim]default: ./.jurat[/dim]",
-                     show_default=False, show_envvar=True),
+        typer.Option(
+            envvar=terminal.HOME_VARIABLE, show_default="./.jurat", help="Folder of the store, runs, models and logs."
+        ),
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.", show_default=False)] = False,
-) -> None:  # fmt: skip
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+) -> None:
     """Train reasoning language models by reinforcement learning from verification.
 
     [bold]jurat doctor[/bold]               does everything work here?
@@ -118,9 +119,11 @@ def doctor(as_json: terminal.AsJson = False) -> None:
 
 def plot(
     run: Annotated[str, typer.Argument(help="The run's name, or the beginning of it.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The file; its suffix chooses the format: .png, .svg or .pdf.")] = Path("curve.png"),
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="The file; its suffix chooses the format: .png, .svg or .pdf.")
+    ] = Path("curve.png"),
     as_json: terminal.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Draw reward, held-out accuracy with its interval, and length by step."""
     from jurat.api.plot import plot_run
 

@@ -60,7 +60,7 @@ def ls(as_json: terminal.AsJson = False) -> None:
         return
     terminal.print_table(
         ["name", "here", "size", "about"],
-        [(r["name"], "yes" if r["here"] else "no", f"{r['bytes'] / 1e6:.0f} MB" if r["here"] else "", r["about"]) for r in rows],
+        [(r["name"], *(("yes", f"{r['bytes'] / 1e6:.0f} MB") if r["here"] else ("no", "")), r["about"]) for r in rows],
         right=[2],
     )  # fmt: skip
     typer.echo("\nA local folder or a Hub id (owner/name) works as a model too.")
@@ -123,12 +123,9 @@ def _run_of(name: str) -> tuple[RunInfo, Path] | None:
 def export(
     run: Annotated[str, typer.Argument(help="The run's name, or the beginning of it.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="A new folder.")],
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     as_json: terminal.AsJson = False,
 ) -> None:
     """Write a run's model as a Hugging Face folder that plain transformers loads."""
-    if dtype not in ("bfloat16", "float32"):
-        raise ConfigError(f"no dtype is called {dtype!r}", where="--dtype", fix="bfloat16 or float32")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("there is something in the way", where=str(out.absolute()), fix="give a new or empty folder")
     from jurat.platform.runs.store import Store
@@ -139,8 +136,6 @@ def export(
         checkpoint = trained_model(found, store)
     finally:
         store.close()
-    import torch
-
     from jurat.engine import checkpoint as engine
 
     wrong = engine.damage(checkpoint)
@@ -149,9 +144,9 @@ def export(
             f"the checkpoint is damaged: {wrong}", where=str(checkpoint), fix="jurat runs verify tells more"
         )
     out.mkdir(parents=True, exist_ok=True)
-    engine.export(checkpoint, out, dtype=getattr(torch, dtype))
+    engine.export(checkpoint, out)
     if as_json:
-        terminal.print_json({"run": found.id, "checkpoint": checkpoint, "folder": out.absolute(), "dtype": dtype})
+        terminal.print_json({"run": found.id, "checkpoint": checkpoint, "folder": out.absolute()})
     else:
         typer.echo(f"{out.absolute()}\n  from {checkpoint}")
 
@@ -159,24 +154,45 @@ def export(
 # ---- eval --------------------------------------------------------------------------------------------------------
 
 
+Model = Annotated[str, typer.Argument(metavar="MODEL|RUN", help="A run, a fetched name, a model folder or a Hub id.")]
+Dataset = Annotated[
+    str,
+    typer.Argument(help="generated, a .jsonl or .parquet file, or a Hub id; for a run also held_out, unseen, train."),
+]
+Samples = Annotated[int, typer.Option(min=1, help="Per problem, for accuracy and pass@k.")]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="At most so many problems.", show_default="300 generated, all of a file")
+]
+Temperature = Annotated[float | None, typer.Option(help="Of sampling.", show_default="the run's, else 1")]
+MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer.", show_default="the run's, else 256")]
+Suffix = Annotated[str | None, typer.Option(help="Put after every question.", show_default="the run's, else nothing")]
+SourceKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", show_default=False,
+        help="A key of the data source, as in --set levels=[3] or --set fields.question=problem.",
+    ),
+]  # fmt: skip
+
+
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A run, a fetched name, a model folder or a Hub id.", metavar="MODEL|RUN")],
-    dataset: Annotated[str, typer.Argument(help="[bold]generated[/bold], a .jsonl or .parquet file, a Hub id; for a run also held_out, unseen, train.")],
-    samples: Annotated[int, typer.Option(min=1, help="Per problem, for accuracy and pass@k.")] = 8,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many problems.", show_default="300 generated, all of a file")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Of sampling.", show_default="the run's, else 1")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.", show_default="the run's, else 256")] = None,
-    suffix: Annotated[str | None, typer.Option(help="Put after every question.", show_default="the run's, else nothing")] = None,
-    assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the data source, as in --set levels=[3] or --set fields.question=problem.", show_default=False)] = None,
+    model: Model,
+    dataset: Dataset,
+    samples: Samples = 8,
+    limit: Limit = None,
+    temperature: Temperature = None,
+    max_new_tokens: MaxNewTokens = None,
+    suffix: Suffix = None,
+    assignments: SourceKeys = None,
     as_json: terminal.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Measure a model on problems: accuracy, greedy accuracy and pass@k with 95 % intervals over problems."""
     if temperature is not None and not temperature > 0:
         raise ConfigError(f"--temperature must be above 0, got {temperature:g}", where="--temperature",
                           fix="greedy accuracy is measured beside it in any case")  # fmt: skip
     from jurat.api.cli_train import prepare_process
 
-    prepare_process(None)
+    prepare_process()
     found = _run_of(model)
     recipe = _recipe_of(found[0]) if found else None
     source, base = _source(dataset, assignments or [], found[0] if found else None, recipe)

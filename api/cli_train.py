@@ -25,14 +25,40 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Train")(train)
 
 
+RecipeName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RECIPE|FILE.yaml", help="A recipe that ships ([bold]jurat recipes ls[/bold]) or a .yaml file.",
+        show_default=False,
+    ),
+]  # fmt: skip
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override one key, as in --set optim.lr=1e-5; repeat for more.",
+        show_default=False,
+    ),
+]  # fmt: skip
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RUN", help="Go on with a run from its last checkpoint, by its own recipe.", show_default=False
+    ),
+]
+RunName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Name of the new run; made up if not given.", show_default=False)
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check recipe, data, gold answers and model; train nothing.")]
+
+
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe that ships ([bold]jurat recipes ls[/bold]) or a .yaml file.", metavar="RECIPE|FILE.yaml", show_default=False)] = None,
-    assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, as in --set optim.lr=1e-5; repeat for more.", show_default=False)] = None,
-    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run from its last checkpoint, by its own recipe.", show_default=False)] = None,
-    run_id: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the new run; made up if not given.", show_default=False)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe, data, gold answers and model; train nothing.")] = False,
+    recipe: RecipeName = None,
+    assignments: Assignments = None,
+    resume: Resume = None,
+    run_id: RunName = None,
+    dry_run: DryRun = False,
     as_json: terminal.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Train a model by a recipe.
 
     Ctrl-C once makes a checkpoint and stops (exit code 130); twice stops now. [bold]--resume[/bold] goes on.
@@ -57,7 +83,7 @@ def train(
         plan = rehearse(parsed, home=terminal.home(), base=base)
         terminal.print_json(plan) if as_json else _print_plan(plan)
         return
-    prepare_process(parsed.engine.threads if parsed else None)
+    prepare_process()
 
     from jurat.api.screen import choose_screen
 
@@ -118,8 +144,8 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
     typer.echo("\nEvery gold answer passes its own verifier. Nothing was trained.")
 
 
-def prepare_process(threads: int | None) -> None:
-    """Start this process anew, once, with the allocator and thread settings that the engine asks for.
+def prepare_process() -> None:
+    """Start this process anew, once, with the allocator settings that the engine asks for.
 
     They are read when a process starts, so setting them here would change nothing. The process keeps its id: signals
     and the exit code go where they went before.
@@ -128,7 +154,7 @@ def prepare_process(threads: int | None) -> None:
 
     if not terminal.owns_process() or os.environ.get(PREPARED):
         return
-    wanted = {name: value for name, value in recommended_env(threads).items() if os.environ.get(name) != value}
+    wanted = recommended_env()
     if not wanted:
         return
     sys.stdout.flush()

@@ -369,7 +369,8 @@ def check_model(home: Path, trial: dict[str, Any]) -> str:
         )
     return (
         f"{trial['sampled']} tokens sampled, scored and learnt from in {trial['seconds']:.1f} s "
-        f"({trial['path']} path, {trial['threads']} threads, {trial['capability']}); log-probs agree within {trial['difference']:.0e}"
+        f"({trial['path']} path, {trial['threads']} threads, {trial['capability']}); "
+        f"log-probs agree within {trial['difference']:.0e}"
     )
 
 
@@ -487,13 +488,13 @@ async def _group(engine: Any, place: int, longest: int) -> Any:
         for i in range(4)
     ]
     completions = await asyncio.gather(*(engine.sampler.sample(request) for request in requests))
-    scored = [
-        Scored(
-            rollout=to_rollout(completion, prompt, problem, id=f"{place}-{i}", visit=0, index=i, tokenizer=engine.tokenizer),
-            judgement=Judgement(verdicts={}, reward=Reward(value=float(i % 2))),
+    scored = []
+    for i, completion in enumerate(completions):
+        rollout = to_rollout(
+            completion, prompt, problem, id=f"{place}-{i}", visit=0, index=i, tokenizer=engine.tokenizer
         )
-        for i, completion in enumerate(completions)
-    ]  # fmt: skip
+        judgement = Judgement(verdicts={}, reward=Reward(value=float(i % 2)))
+        scored.append(Scored(rollout=rollout, judgement=judgement))
     visit = Visit(problem=problem, visit=0, position=place)
     return Group(visit=visit, scored=tuple(scored), allocation=Allocation(samples=4, reason="doctor"))
 

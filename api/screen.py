@@ -1,4 +1,4 @@
-"""How a run looks while it goes on: a live screen in a terminal, one line a step elsewhere. Both implement ``Reporter``.
+"""How a run looks while it goes on: a live screen in a terminal, one line a step elsewhere. Both are Reporters.
 
 Everything goes to stderr, so that stdout stays free for what a program reads.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
@@ -130,7 +132,9 @@ def members(metrics: Mapping[str, float]) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """``4.1 s``, ``2:31``, ``1:02:31``."""
+    """``63 ms``, ``4.1 s``, ``2:31``, ``1:02:31``."""
+    if seconds < 0.95:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -153,7 +157,7 @@ def sparkline(values: list[float], width: int) -> str:
         return ""
     count = min(width, len(values))
     bounds = [round(i * len(values) / count) for i in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
     low, high = min(means), max(means)
     if high <= low:
         return BARS[3] * count
@@ -173,6 +177,15 @@ POLICY = (
     ("policy/grad_norm", "grad norm"), ("policy/clip_fraction", "clipped"), ("policy/lr", "lr"),
 )  # fmt: skip
 """Metric -> what it is called; each is shown where a step has it."""
+
+
+def policy_words(history: History, report: StepReport, *, leave_out: Sequence[str] = ()) -> list[str]:
+    """The policy's numbers, each with its name. Where no token was trained they say nothing, and are not shown."""
+    m = report.metrics
+    if m.get("policy/trained_tokens") == 0:
+        return ["nothing to learn from"]
+    hidden = {*leave_out, *(["policy/logprob_diff_mean"] if history.teaches else [])}
+    return [f"{label} {small(m[key])}" for key, label in POLICY if key in m and key not in hidden]
 
 
 # ---- lines -------------------------------------------------------------------------------------------------------
@@ -200,16 +213,12 @@ def step_line(history: History) -> str:
             f"cut {percent(m.get('tokens/truncated', 0.0))}",
             f"no signal {percent(m.get('group/zero_variance', 0.0))}",
         ]
-    parts += [
-        f"{label} {small(m[key])}"
-        for key, label in POLICY
-        if key in m and key not in ("policy/lr", "policy/clip_fraction")
-    ]
+    parts += policy_words(history, report, leave_out=("policy/lr", "policy/clip_fraction"))
     parts.append(f"{duration(history.seconds[-1])}/step")
     if "sampled" in (speed := speeds(report)) and not history.teaches:
         parts.append(f"{speed['sampled']:.0f} tokens/s")
     if (left := history.left()) is not None and history.done < history.last_step:
-        parts.append(f"ETA {duration(left)}")
+        parts.append(f"ETA {duration(max(1.0, left))}")
     return "  ".join(parts)
 
 
@@ -236,9 +245,8 @@ class LineScreen:
         self._history.start(run_id=run_id, stage=stage, recipe=recipe, first_step=first_step, last_step=last_step)
         name = f"{clean(recipe.name)}: " if recipe.name else ""
         at = f"stage {clean(stage)}, " if stage else ""
-        self._say(
-            f"run {clean(run_id)}: {name}{at}{recipe.algorithm.name} on {clean(recipe.model)}, steps {first_step} to {last_step}"
-        )
+        steps = f"steps {first_step} to {last_step}"
+        self._say(f"run {clean(run_id)}: {name}{at}{recipe.algorithm.name} on {clean(recipe.model)}, {steps}")
 
     def step(self, report: StepReport) -> None:
         self._history.step(report)
@@ -268,6 +276,8 @@ class LiveScreen:
 
         self._console = console or Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._history = History()
+        self._lock = threading.Lock()
+        """Between the loop, which tells, and the thread that draws."""
         self._begun = self._since = time.monotonic()
         self._live = Live(
             console=self._console, get_renderable=self._render, refresh_per_second=2, vertical_overflow="crop",
@@ -290,16 +300,19 @@ class LiveScreen:
     def start(self, *, run_id: str, stage: str, recipe: Recipe, first_step: int, last_step: int) -> None:
         if self._history.report is not None:
             self._above(step_line(self._history), "dim")  # the stage that ended leaves its last line
-        self._history.start(run_id=run_id, stage=stage, recipe=recipe, first_step=first_step, last_step=last_step)
-        self._since = time.monotonic()
+        with self._lock:
+            self._history.start(run_id=run_id, stage=stage, recipe=recipe, first_step=first_step, last_step=last_step)
+            self._since = time.monotonic()
 
     def step(self, report: StepReport) -> None:
-        self._history.step(report)
-        self._since = time.monotonic()
+        with self._lock:
+            self._history.step(report)
+            self._since = time.monotonic()
 
     def evaluation(self, result: Evaluation) -> None:
-        self._history.evaluations.append(result)
-        self._since = time.monotonic()
+        with self._lock:
+            self._history.evaluations.append(result)
+            self._since = time.monotonic()
         self._above(evaluation_line(result), "cyan")
 
     def note(self, text: str) -> None:
@@ -314,7 +327,9 @@ class LiveScreen:
         from rich.console import Group
 
         now = time.monotonic()
-        return Group(*panel(self._history, self._console.width, running=now - self._since, elapsed=now - self._begun))
+        with self._lock:
+            lines = panel(self._history, self._console.width, running=now - self._since, elapsed=now - self._begun)
+        return Group(*lines)
 
 
 def panel(history: History, width: int, *, running: float, elapsed: float) -> list[Text]:
@@ -344,7 +359,7 @@ def _title(history: History, width: int, *, running: float, elapsed: float) -> T
     elif left is None:
         line.append(f"  measuring or sampling, {duration(running)}", style="dim")
     else:
-        line.append(f"  ETA {duration(left)}")
+        line.append(f"  ETA {duration(max(1.0, left))}")
         pace = history.pace()
         if pace is not None and running > 3 * pace + 5:
             line.append(f"  measuring or saving, {duration(running)}", style="dim")
@@ -366,41 +381,24 @@ def _rows(history: History, report: StepReport, width: int) -> list[Text]:
         rows.append(_row("loss", f"{m.get('policy/loss', 0.0):.3f}", _spark(history.losses, room)))
     else:
         told = f"{m.get('reward/mean', 0.0):.3f} ± {m.get('reward/std', 0.0):.3f}"
-        rows.append(
-            _row("reward", told, _spark(history.rewards, room), f"best {max(history.rewards):.3f}", style="bold green")
-        )
+        best = f"best {max(history.rewards):.3f}"
+        rows.append(_row("reward", told, _spark(history.rewards, room), best, style="bold green"))
         for name in members(m):
             unsure = m.get(f"verifier/{name}/undecided", 0.0)
-            rows.append(
-                _row(
-                    clean(name, 11),
-                    f"{m[f'verifier/{name}/mean']:.3f}",
-                    _alarm(f"undecided {percent(unsure)}", unsure > 0),
-                )
-            )
-        still = m.get("group/zero_variance", 0.0)
-        gone = int(m.get("group/discarded", 0))
-        rows.append(
-            _row(
-                "groups",
-                f"{int(m.get('group/count', 0))}",
-                _alarm(f"all samples alike {percent(still)}", still > 0.8),
-                f"discarded {gone}" if gone else "",
-            )
+            mean = f"{m[f'verifier/{name}/mean']:.3f}"
+            rows.append(_row(clean(name, 11), mean, _alarm(f"undecided {percent(unsure)}", unsure > 0)))
+        still = _alarm(
+            f"without signal {percent(m.get('group/zero_variance', 0.0))}", m.get("group/zero_variance", 0.0) > 0.8
         )
+        gone = int(m.get("group/discarded", 0))
+        rows.append(_row("groups", f"{m.get('group/count', 0):.0f}", still, f"discarded {gone}" if gone else ""))
         cut = m.get("tokens/truncated", 0.0)
-        rows.append(_row(
-            "length", f"{m.get('tokens/mean_length', 0.0):.1f} tokens", f"longest {m.get('tokens/max_length', 0.0):.0f} of {history.max_new_tokens}",
-            _alarm(f"cut {percent(cut)}", cut > 0.5),
-        ))  # fmt: skip
-    told_policy = [f"{label} {small(m[key])}" for key, label in POLICY if key in m]
-    if told_policy:
-        rows.append(_row("policy", "  ".join(told_policy)))
-    speed = [
-        f"{value:,.0f} tokens/s {name}"
-        for name, value in speeds(report).items()
-        if not (history.teaches and name == "sampled")
-    ]
+        longest = f"longest {m.get('tokens/max_length', 0.0):.0f} of {history.max_new_tokens}"
+        mean = f"{m.get('tokens/mean_length', 0.0):.1f} tokens"
+        rows.append(_row("length", mean, longest, _alarm(f"cut {percent(cut)}", cut > 0.5)))
+    rows.append(_row("policy", "  ".join(policy_words(history, report))))
+    shown = {"trained"} if history.teaches else {"sampled", "trained"}
+    speed = [f"{value:,.0f} tokens/s {name}" for name, value in speeds(report).items() if name in shown]
     rows.append(_row("speed", f"{duration(history.seconds[-1])}/step", *speed))
     rows.append(_phase_bar(report, max(8, min(30, width - 60))))
     rows += [_measured(history, name) for name in dict.fromkeys(e.name for e in history.evaluations)]
@@ -410,8 +408,7 @@ def _rows(history: History, report: StepReport, width: int) -> list[Text]:
 def _row(label: str, *parts: str | Text, style: str = "") -> Text:
     from rich.text import Text
 
-    line = Text(f"  {label:<12}", style="dim")
-    line = Text.assemble(line)
+    line = Text.assemble((f"  {label:<12}", "dim"))
     for number, part in enumerate(part for part in parts if len(part)):
         line.append("" if number == 0 else "  ")
         line.append_text(part if isinstance(part, Text) else Text(part, style=style if number == 0 else ""))
@@ -430,14 +427,7 @@ def _alarm(text: str, bad: bool) -> Text:
     return Text(text, style="yellow" if bad else "")
 
 
-PHASE_STYLES = {
-    "sample": "blue",
-    "judge": "magenta",
-    "score": "cyan",
-    "update": "green",
-    "publish": "yellow",
-    "other": "grey50",
-}
+PHASE_STYLES = dict(zip(PHASES, ("blue", "magenta", "cyan", "green", "yellow", "grey50"), strict=True))
 
 
 def _phase_bar(report: StepReport, width: int) -> Text:
@@ -458,16 +448,7 @@ def _phase_bar(report: StepReport, width: int) -> Text:
 def _measured(history: History, name: str) -> Text:
     results = [e for e in history.evaluations if e.name == name]
     first, last = results[0], results[-1]
-    interval = f"[{last.accuracy.low:.3f}, {last.accuracy.high:.3f}]"
-    if len(results) == 1:
-        return _row(
-            clean(name, 11),
-            f"accuracy {last.accuracy.value:.3f} {interval} before training"
-            if not last.step
-            else f"accuracy {last.accuracy.value:.3f} {interval}",
-        )
-    where = f"{last.stage} " if last.stage else ""
-    return _row(
-        clean(name, 11),
-        f"accuracy {first.accuracy.value:.3f} → {last.accuracy.value:.3f} {interval} at {where}step {last.step}",
-    )
+    came_from = f"{first.accuracy.value:.3f} → " if len(results) > 1 else ""
+    at = f"{last.stage} step {last.step}".strip() if last.step else "the start"
+    told = f"accuracy {came_from}{last.accuracy.value:.3f} [{last.accuracy.low:.3f}, {last.accuracy.high:.3f}] at {at}"
+    return _row(clean(name, 11), clean(told))

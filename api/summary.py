@@ -116,7 +116,8 @@ def evaluation_line(result: Evaluation) -> str:
         f"cut {percent(result.truncated)}",
         *([f"undecided {percent(result.undecided)}"] if result.undecided else []),
     ]
-    return f"{clean(result.name, 60)} at {at}step {result.step} ({result.problems} problems): {', '.join(parts)} ({result.seconds:.1f} s)"
+    name = f"{clean(result.name, 60)} at {clean(at)}step {result.step} ({result.problems} problems)"
+    return f"{name}: {', '.join(parts)} ({result.seconds:.1f} s)"
 
 
 def summary(outcome: Outcome, *, home: Path, database: str | None = None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def accelerators() -> Mapping[str, Any]:
-    """``gpus``: [{name, memory_bytes, capability}]; ``cuda`` of this torch build and ``nccl``, None where there is none."""
+    """``gpus``: [{name, memory_bytes, capability}]; ``cuda`` of this torch build and ``nccl``, else None."""
     import torch
 
     gpus = []

@@ -35,8 +35,11 @@ def set_up(threads: int) -> None:
 
     Threads inherit the first setting, so call this before any tensor is computed.
     """
+    import numpy as np
     import torch
 
+    for dtype in (np.float32, np.float64):
+        str(np.finfo(dtype))  # numpy keeps these; read once denormals are flushed, it would warn of its own constants
     torch.set_flush_denormal(True)
     torch.set_num_threads(threads)
 
