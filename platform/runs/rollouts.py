@@ -57,8 +57,8 @@ _STEP = pa.struct([
 _VERDICT = pa.struct([
     ("member", pa.string()), ("verifier", pa.string()), ("version_digest", pa.string()), ("args", pa.string()),
     ("status", pa.string()), ("score", pa.float64()), ("fault", pa.string()), ("read", pa.string()),
-    ("why", pa.string()), ("certified", pa.bool_()), ("flags", pa.list_(pa.string())), ("evidence", pa.string()), ("seconds", pa.float64()),
-    ("attempt", pa.int32()), ("isolation", pa.string()), ("steps", pa.list_(_STEP)),
+    ("why", pa.string()), ("certified", pa.bool_()), ("flags", pa.list_(pa.string())), ("evidence", pa.string()),
+    ("seconds", pa.float64()), ("attempt", pa.int32()), ("isolation", pa.string()), ("steps", pa.list_(_STEP)),
 ])  # fmt: skip
 _SPAN = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("version", pa.int64())])
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.large_string())])
