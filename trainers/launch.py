@@ -237,13 +237,21 @@ class _Stage:
                 reward_digest=self.prepared.reward,
                 versions={**identity, "engine": dict(engine.info)},
             )
-            ledger = leaving.enter_context(closing(RunLedger(launch.store, launch.run, self.name, segment)))
+            ledger = leaving.enter_context(
+                closing(
+                    RunLedger(
+                        launch.store, launch.run, self.name, segment, launch.run.folder, texts=recipe.tracking.texts
+                    )
+                )
+            )
             learners = {"policy": engine.learner}
             algorithm = build_algorithm(recipe)
+            if parent:
+                await checkpointing.load_into(Path(parent.path), learners, weights_only=True)
             scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
-            if own or parent:
-                await checkpointing.load_into(Path((own or parent).path), learners, weights_only=own is None)  # type: ignore[union-attr]
-                await engine.link.publish(first_step)
+            if own:
+                await checkpointing.load_into(Path(own.path), learners)
+            await engine.link.publish(first_step)
             source = self._source(engine, judge, kept["train"])
             buffer = Buffer(
                 source=source,
