@@ -10,19 +10,14 @@ from jurat.platform.types import Problem, Verdict
 SHOWN = 5
 
 
-def gold_itself(problem: Problem) -> str:
-    """The reference as the whole completion."""
-    return problem.reference
-
-
-def boxed_gold(problem: Problem) -> str:
-    r"""The reference in ``\boxed{}``, as a model of mathematics would end."""
-    return rf"\boxed{{{problem.reference}}}"
+def as_completion(problem: Problem) -> str:
+    r"""What a model would write that knows the gold: in ``\boxed{}`` for `math`, else the reference as it is."""
+    return rf"\boxed{{{problem.reference}}}" if problem.verifier.name == "math" else problem.reference
 
 
 def check_gold(
     problems: Iterable[Problem], verify: Callable[[Problem, str], Verdict], *,
-    present: Callable[[Problem], str] = gold_itself,
+    present: Callable[[Problem], str] = as_completion,
 ) -> list[tuple[Problem, Verdict]]:
     """The problems whose gold is not judged correct, with the verdict. ``present`` makes a completion of the gold."""
     failed = []

@@ -29,7 +29,7 @@ from jurat.platform.types import Message, Problem, VerifierSpec
 
 SHOWN_BAD_ROWS = 5
 DEFAULT_GENERATED_SIZE = 4096
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?(@[\w.-]+)?")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:([\w.-]+|\*))?(@[\w.-]+)?")
 _ROLES = ("system", "user", "assistant")
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jurat.datasets.check import boxed_gold, check_gold, refuse_failed
+from jurat.datasets.check import check_gold, refuse_failed
 from jurat.datasets.contamination import contamination, refuse_shared, words
 from jurat.datasets.load import messages_of
 from jurat.platform.errors import DataError
@@ -74,9 +74,9 @@ def test_gold_that_fails_its_verifier_is_listed_with_its_row():
         return Verdict.of("correct") if good else Verdict.of("bad_gold", why="no parse")
 
     problems = asked("x", "y", "z")
-    failed = check_gold(problems, verify, present=boxed_gold)
+    failed = check_gold(problems, verify)
     assert [(p.id, v.status) for p, v in failed] == [("a1", "bad_gold")]
-    assert len(check_gold(problems, verify)) == 3
+    assert len(check_gold(problems, verify, present=lambda p: p.reference)) == 3
     with pytest.raises(DataError, match=r"(?s)1 of 3 gold answers.*a.jsonl:2: '1' is bad_gold by math \(no parse\)"):
         refuse_failed(failed, 3)
     refuse_failed([], 3)
