@@ -8,7 +8,9 @@ import itertools
 import pytest
 import torch
 
-from jurat.engine.learner import LocalLearner, worth_training
+from jurat.engine.learner import LocalLearner, Tally, worth_training
+from jurat.engine.llama.learner import LlamaNetwork
+from jurat.engine.llama.weights import FlatWeights
 from jurat.engine.simple.learner import SimpleNetwork
 from jurat.platform.errors import ModelError
 from jurat.platform.recipe import Optim
@@ -17,14 +19,23 @@ GROUPS = [(9, (3, 5, 1)), (4, (4, 2)), (12, (2, 6))]
 OPTIM = Optim(lr=1e-2, schedule="linear", warmup_steps=1, weight_decay=0.01)
 
 
-@pytest.fixture(params=["simple"])
+def simple(make, dtype, **shape):
+    return SimpleNetwork(make.llama(**shape), dtype=dtype)
+
+
+def llama(make, dtype, **shape):
+    model = make.llama(**shape)
+    return LlamaNetwork(FlatWeights.from_state_dict(model.config, model.state_dict(), dtype=dtype))
+
+
+@pytest.fixture(params=[simple, llama])
 def build(request, make, tmp_path_factory):
-    """dtype, ... -> a new learner of the same tiny model."""
+    """A new learner of the same tiny model, by either path."""
     source = tmp_path_factory.mktemp("model")
     make.llama().save_pretrained(source)
 
-    def built(*, dtype=torch.float32, optim=OPTIM, **options) -> LocalLearner:
-        return LocalLearner(SimpleNetwork(make.llama(), dtype=dtype, **options), optim, total=8, source=source)
+    def built(*, dtype=torch.float32, **shape) -> LocalLearner:
+        return LocalLearner(request.param(make, dtype, **shape), OPTIM, total=8, source=source)
 
     return built
 
@@ -50,8 +61,6 @@ async def test_splitting_an_update_does_not_change_it(build, make, cuts):
 
 
 def gradient(learner, mb, objective, *, skipping: bool):
-    from jurat.engine.learner import Tally
-
     learner.network.grad.zero_()
     tally = Tally()
     learner.network.backward(worth_training(mb, objective) if skipping else mb, objective, tally)
@@ -136,9 +145,7 @@ async def test_weights_only_starts_the_schedule_anew(build, make, tmp_path):
 async def test_another_model_is_refused(build, make, tmp_path):
     learner = build()
     await learner.save(tmp_path / "policy")
-    other = LocalLearner(
-        SimpleNetwork(make.llama(intermediate_size=64), dtype=torch.float32), OPTIM, total=8, source=learner.source
-    )
+    other = build(intermediate_size=64)
     with pytest.raises(ModelError, match=r"got shape \[80, 48\], this model has \[64, 48\]"):
         await other.load(tmp_path / "policy")
 

@@ -1,0 +1,181 @@
+"""The fast path for Llama-like models: each prompt once per group, gradients by hand, one visit to the head.
+
+Everything a layer keeps for its backward pass is a few [R, *] tensors in the working dtype (R rows, see ``plan.py``);
+the stream between layers and all reductions are float32. Weight gradients are added at once to one flat float32 buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+from jurat.engine.learner import Tally
+from jurat.engine.llama.attention import Attention
+from jurat.engine.llama.head import Head, accumulate
+from jurat.engine.llama.plan import make_plan
+from jurat.engine.llama.weights import FlatWeights, Views
+from jurat.platform.ports import Objective
+from jurat.platform.types import Microbatch
+
+
+class LlamaNetwork:
+    """``weights`` as a network that learns. ``temperature`` is the sampler's; ``checkpointing`` keeps only each layer's
+    input and runs the layer again in the backward pass."""
+
+    def __init__(self, weights: FlatWeights, *, temperature: float = 1.0, checkpointing: bool = False) -> None:
+        self.weights, self.temperature, self.checkpointing = weights, temperature, checkpointing
+        self.master, self.num_matrix = weights.master, weights.num_matrix
+        self.eps = weights.shape.rms_eps
+        self._working, self._master = weights.model(weights.working), weights.model(weights.master)
+        self._head = Head(self._working.head, temperature)
+
+    @cached_property
+    def grad(self) -> Tensor:
+        return self.weights.like()
+
+    def views(self) -> Mapping[str, Tensor]:
+        return self.weights.views(self.weights.master)
+
+    def refresh(self) -> None:
+        self.weights.refresh_working()
+
+    @torch.no_grad()
+    def logprobs(self, mb: Microbatch) -> Tensor:
+        run = self._forward(mb, keep=False)
+        found, _ = self._head.logprobs(self._hidden(run)[0], mb.tokens[mb.loss_mask])
+        return found.new_zeros(len(mb.tokens)).masked_scatter_(mb.loss_mask, found)
+
+    @torch.no_grad()
+    def backward(self, mb: Microbatch, objective: Objective, tally: Tally) -> None:
+        gradients = self._gradients
+        run = self._forward(mb, keep=True)
+        tally.forwarded += len(run.stream)
+        hidden, normed = self._hidden(run)
+        places = mb.loss_mask.nonzero().squeeze(1)
+        targets = mb.tokens[places]
+        if objective.token_local:
+
+            def slopes(rows: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
+                return tally.judge(objective, logprobs, entropy, mb.select(places[rows]))
+
+        else:
+            logprobs, entropy = self._head.logprobs(hidden, targets)
+            current = logprobs.new_zeros(len(mb.tokens)).index_copy_(0, places, logprobs)
+            every = tally.judge(objective, current, entropy, mb)[places]
+
+            def slopes(rows: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
+                return every[rows]
+
+        slope = self._head.backward(hidden, targets, slopes, gradients.head)
+        slope = normed.backward(slope, gradients.norm)
+        slope = torch.zeros_like(run.stream).index_add_(0, run.attention.plan.sources, slope)
+        for index in reversed(range(len(run.kept))):
+            slope = self._layer_backward(index, run.kept.pop(), slope, run.attention)
+        gradients.embed.index_add_(0, run.attention.plan.tokens, slope)
+
+    @cached_property
+    def _gradients(self) -> Views:
+        return self.weights.model(self.grad)
+
+    def _forward(self, mb: Microbatch, *, keep: bool) -> _Run:
+        plan = make_plan(mb, self.weights.shape)
+        run = _Run(Attention(plan, self.weights.shape), self._master.embed[plan.tokens], [])
+        for index in range(self.weights.shape.layers):
+            before = run.stream
+            run.stream, kept = self._layer(index, before, run.attention)
+            if keep:
+                run.kept.append(_Kept(before) if self.checkpointing else kept)
+        return run
+
+    def _hidden(self, run: _Run) -> tuple[Tensor, _Normed]:
+        """[K, H] what the head sees for each target, with its norm for the way back."""
+        normed = _Normed(run.stream[run.attention.plan.sources], self._master.norm, self.eps)
+        return normed.value(self.weights.dtype), normed
+
+    def _layer(self, index: int, stream: Tensor, attention: Attention) -> tuple[Tensor, _Kept]:
+        weights, norms, dtype = self._working.layers[index], self._master.layers[index], self.weights.dtype
+        qkv = linear(_Normed(stream, norms.norm1, self.eps).value(dtype), weights.qkv)
+        mixed = attention.forward(qkv)
+        middle = stream + linear(mixed, weights.o)
+        gate_up = linear(_Normed(middle, norms.norm2, self.eps).value(dtype), weights.gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return middle + linear(silu(gate).mul_(up), weights.down), _Kept(stream, qkv, mixed, middle, gate_up)
+
+    def _layer_backward(self, index: int, kept: _Kept, slope: Tensor, attention: Attention) -> Tensor:
+        """d loss / d (output of the layer) [R, H] -> d loss / d (its input); weight gradients are added on the way."""
+        weights, norms, into = self._working.layers[index], self._master.layers[index], self._gradients.layers[index]
+        dtype = self.weights.dtype
+        if kept.qkv is None:
+            _, kept = self._layer(index, kept.stream, attention)
+        assert kept.qkv is not None and kept.mixed is not None and kept.middle is not None and kept.gate_up is not None
+
+        rounded = slope.to(dtype)
+        gate, up = kept.gate_up.chunk(2, dim=-1)
+        gated = silu(gate)
+        accumulate(into.down, rounded, gated * up)
+        d_act = rounded @ weights.down
+        d_gate_up = torch.empty_like(kept.gate_up)
+        d_gate, d_up = d_gate_up.chunk(2, dim=-1)
+        torch.mul(d_act, gated, out=d_up)
+        d_gate.copy_(torch.ops.aten.silu_backward(d_act.mul_(up), gate))
+        normed = _Normed(kept.middle, norms.norm2, self.eps)
+        accumulate(into.gate_up, d_gate_up, normed.value(dtype))
+        slope = normed.backward(d_gate_up @ weights.gate_up, into.norm2).add_(slope)
+
+        rounded = slope.to(dtype)
+        accumulate(into.o, rounded, kept.mixed)
+        d_qkv = attention.backward(kept.qkv, rounded @ weights.o)
+        normed = _Normed(kept.stream, norms.norm1, self.eps)
+        accumulate(into.qkv, d_qkv, normed.value(dtype))
+        return normed.backward(d_qkv @ weights.qkv, into.norm1).add_(slope)
+
+
+@dataclass(slots=True)
+class _Run:
+    """A forward pass."""
+
+    attention: Attention
+    stream: Tensor
+    """[R, H] float32 after the last layer."""
+    kept: list[_Kept]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a layer needs in its backward pass; the input alone under checkpointing."""
+
+    stream: Tensor
+    """[R, H] float32 input"""
+    qkv: Tensor | None = None
+    """[R, J * D] before rotation"""
+    mixed: Tensor | None = None
+    """[R, query heads * D] attention's result"""
+    middle: Tensor | None = None
+    """[R, H] float32 after attention"""
+    gate_up: Tensor | None = None
+    """[R, 2 FF]"""
+
+
+class _Normed:
+    """RMSNorm (Zhang & Sennrich 2019) of x [N, H] float32 with weight w [H]: ``w x / sqrt(mean(x^2) + eps)``."""
+
+    def __init__(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        self.weight = weight
+        self.inverse = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        self.unit = x * self.inverse
+
+    def value(self, dtype: torch.dtype) -> Tensor:
+        return (self.unit * self.weight).to(dtype)
+
+    def backward(self, slope: Tensor, weight_gradient: Tensor) -> Tensor:
+        """[N, H] -> d loss / d x, float32; adds d loss / d weight."""
+        slope = slope.float()
+        product = slope * self.unit
+        weight_gradient.add_(product.sum(0))
+        mean = (product @ self.weight).div_(self.unit.shape[-1])[:, None]
+        return (slope * self.weight).sub_(self.unit * mean).mul_(self.inverse)
