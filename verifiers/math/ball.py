@@ -1,0 +1,391 @@
+"""Ball arithmetic: enclosures of closed expressions and of expressions at a point.
+
+Disjoint enclosures prove two values different. Overlap proves nothing by itself: `separation` gives, for algebraic numbers, the precision
+at which overlap does prove equality (Burnikel, Funke, Mehlhorn, Schirra, Schmitt, "A separation bound for real algebraic expressions",
+ESA 2001: a non-zero E has |E| >= 1 / (l(E) u(E)^(D-1)), D the product of the root indices).
+
+The working precision of python-flint is a process-wide setting, so evaluation holds a lock and restores the caller's precision.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from jurat.verifiers.math.backend import FLINT, parts
+from jurat.verifiers.math.exact import rational
+from jurat.verifiers.math.limits import MAX_TERMS, Steps, Undefined
+from jurat.verifiers.math.tree import Node, num, replace
+
+if FLINT:
+    from flint import acb, arb, ctx, fmpq, fmpz
+else:
+    from jurat.verifiers.math.slow_ball import acb, arb, ctx, fmpq, fmpz
+
+LOCK = threading.RLock()
+
+_UNARY = {
+    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
+    "coth": "coth", "sech": "sech", "csch": "csch", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arsinh": "asinh",
+    "arcosh": "acosh", "artanh": "atanh", "gamma": "gamma", "erf": "erf", "ln": "log",
+}  # fmt: skip
+
+
+class NoValue(Exception):
+    """The expression holds something that has no numerical value here: a name, an unknown function, a set."""
+
+
+class Precision:
+    """with Precision(192): ... evaluates at that many bits."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+    def __enter__(self) -> None:
+        LOCK.acquire()
+        self.saved = ctx.prec
+        ctx.prec = self.bits
+
+    def __exit__(self, *_: object) -> None:
+        ctx.prec = self.saved
+        LOCK.release()
+
+
+class Evaluator:
+    """Enclosures at the current precision. `log_base` is what a bare `log` means: "e" or "10"."""
+
+    def __init__(self, steps: Steps, at: Mapping[str, Any] | None = None, log_base: str = "10") -> None:
+        self.steps, self.at, self.log_base = steps, at or {}, log_base
+
+    def __call__(self, node: Node) -> Any:
+        self.steps.spend()
+        kind, args = node.kind, node.args
+        if kind == "num":
+            p, q, _ = node.value
+            return acb(p) if q == 1 else acb(fmpq(p, q))
+        if kind == "sym":
+            if node.value in self.at:
+                return self.at[node.value]
+            raise NoValue(node.value)
+        if kind == "const":
+            if node.value == "pi":
+                return acb.pi()
+            if node.value == "e":
+                return acb(1).exp()
+            if node.value == "i":
+                return acb(0, 1)
+            raise NoValue("inf")
+        if kind == "add":
+            total = self(args[0])
+            for arg in args[1:]:
+                total = total + self(arg)
+            return total
+        if kind == "mul":
+            product = self(args[0])
+            for arg in args[1:]:
+                product = product * self(arg)
+            return product
+        if kind == "neg":
+            return -self(args[0])
+        if kind == "div":
+            bottom = self(args[1])
+            if bottom.is_zero():
+                raise Undefined("division_by_zero")
+            return self(args[0]) / bottom
+        if kind == "pow":
+            return self.power(args[0], args[1])
+        if kind == "percent":
+            return self(args[0]) / 100
+        if kind == "degree":
+            return self(args[0]) * acb.pi() / 180
+        if kind == "fn":
+            return self.function(node.value, args)
+        if kind == "big":
+            return self.big(node)
+        raise NoValue(kind)
+
+    def power(self, base_node: Node, exponent_node: Node) -> Any:
+        exponent = rational(exponent_node, self.steps) if not self.at or exponent_node.kind in ("num", "div", "neg") else None
+        if base_node.kind == "const" and base_node.value == "e" and exponent is None:
+            return self(exponent_node).exp()
+        base = self(base_node)
+        if exponent is not None:
+            p, q = parts(exponent)
+            if base.is_zero():
+                if p < 0:
+                    raise Undefined("zero_to_negative_power")
+                return acb(1) if p == 0 else acb(0)
+            if q == 1:
+                return base ** fmpz(p)
+            if q % 2 and is_negative(base):  # the real root of a negative number
+                root = -((-base) ** acb(fmpq(abs(p), q)))
+                root = root if p % 2 else -root
+                return root if p > 0 else 1 / root
+            if q == 2 and abs(p) < 1000:
+                root = base.sqrt()
+                return root ** fmpz(p)
+            return base ** acb(fmpq(p, q))
+        power = self(exponent_node)
+        if base.is_zero():
+            if power.real > 0:
+                return acb(0)
+            raise Undefined("zero_power")
+        return base**power
+
+    def function(self, name: str, args: tuple[Node, ...]) -> Any:
+        if name == "det":
+            return self.determinant(args[0])
+        if name == "norm" and args[0].kind in ("tuple", "matrix"):
+            total = acb(0)
+            for arg in args[0].args:
+                total += self(arg) ** 2
+            return total.sqrt()
+        if name in ("ln", "log", "logb"):
+            x = self(args[-1])
+            if x.is_zero():
+                raise Undefined("logarithm")
+            top = x.log()
+            if name == "ln" or (name == "log" and self.log_base == "e"):
+                return top
+            bottom = self(args[0]).log() if name == "logb" else acb(10).log()
+            if bottom.is_zero():
+                raise Undefined("logarithm_base")
+            return top / bottom
+        values = [self(arg) for arg in args]
+        x = values[0]
+        if name in _UNARY:
+            return getattr(x, _UNARY[name])()
+        if name == "root":
+            index = rational(args[0], self.steps)
+            x = values[1]
+            if index is None:
+                return x ** (1 / values[0])
+            p, q = parts(index)
+            if q != 1 or p < 1:
+                raise Undefined("root_index")
+            if p == 2:
+                return x.sqrt()
+            if p % 2 and is_negative(x):
+                return -((-x) ** acb(fmpq(1, p)))
+            return x ** acb(fmpq(1, p)) if not x.is_zero() else x
+        if name in ("abs", "norm"):
+            return acb(abs(x))
+        if name == "conj":
+            return x.conjugate()
+        if name == "Re":
+            return acb(x.real)
+        if name == "Im":
+            return acb(x.imag)
+        if name == "arg":
+            return acb(x.arg())
+        if name == "cis":
+            return (acb(0, 1) * x).exp()
+        if name == "fact":
+            return (x + 1).gamma()
+        if name == "binom":
+            n, k = values
+            return (n + 1).gamma() * (k + 1).rgamma() * (n - k + 1).rgamma()
+        if name in ("floor", "ceil"):
+            real = _real(x)
+            return acb(real.floor() if name == "floor" else real.ceil())
+        if name in ("max", "min"):
+            best = _real(x)
+            for value in values[1:]:
+                best = best.max(_real(value)) if name == "max" else best.min(_real(value))
+            return acb(best)
+        if name == "sgn":
+            real = _real(x)
+            if real > 0 or real < 0:
+                return acb(1 if real > 0 else -1)
+            raise NoValue("sgn")
+        if name == "arccot":
+            return acb.pi() / 2 - x.atan()
+        if name == "arcsec":
+            return (1 / x).acos()
+        if name == "arccsc":
+            return (1 / x).asin()
+        raise NoValue(name)
+
+    def determinant(self, matrix: Node) -> Any:
+        if matrix.kind != "matrix" or matrix.value[0] != matrix.value[1]:
+            raise NoValue("det")
+        size = matrix.value[0]
+        rows = [[self(matrix.args[i * size + j]) for j in range(size)] for i in range(size)]
+        det = acb(1)
+        for column in range(size):
+            pivot = max(range(column, size), key=lambda r: float(abs(rows[r][column]).mid()))
+            if pivot != column:
+                rows[column], rows[pivot] = rows[pivot], rows[column]
+                det = -det
+            head = rows[column][column]
+            if head.is_zero():
+                return acb(0)
+            det *= head
+            for r in range(column + 1, size):
+                factor = rows[r][column] / head
+                rows[r] = [a - factor * b for a, b in zip(rows[r], rows[column], strict=True)]
+        return det
+
+    def big(self, node: Node) -> Any:
+        variable, low, high, body = node.args
+        if node.value not in ("sum", "prod") or variable.kind != "sym":
+            raise NoValue(node.value)
+        bounds = []
+        for bound in (low, high):
+            value = rational(_at(bound, self.at), self.steps)
+            if value is None or parts(value)[1] != 1:
+                raise NoValue(node.value)
+            bounds.append(parts(value)[0])
+        if bounds[1] - bounds[0] >= MAX_TERMS:
+            raise NoValue(node.value)
+        total = acb(0 if node.value == "sum" else 1)
+        for k in range(bounds[0], bounds[1] + 1):
+            term = self(replace(body, {variable: num(k)}))
+            total = total + term if node.value == "sum" else total * term
+        return total
+
+
+def _at(node: Node, at: Mapping[str, Any]) -> Node:
+    """Integer points put back as numbers, so that bounds of sums become exact."""
+    table = {}
+    for name, value in at.items():
+        whole = value.unique_fmpz() if FLINT else value.integer()
+        if whole is not None:
+            table[Node("sym", name)] = num(int(whole))
+    return replace(node, table) if table else node
+
+
+def is_negative(x: Any) -> bool:
+    return bool(x.imag.is_zero() and x.real < 0)
+
+
+def _real(x: Any) -> Any:
+    if not x.imag.contains(0):
+        raise NoValue("complex")
+    return x.real
+
+
+def disjoint(a: Any, b: Any) -> bool:
+    """A proof of a != b: both enclosures are finite and do not meet."""
+    return bool(a.is_finite() and b.is_finite() and not a.overlaps(b))
+
+
+def separation(node: Node, steps: Steps) -> int | None:
+    """Bits b such that a value below 2^-b is zero; None where the expression is not algebraic in this stage's sense."""
+    radicals: dict[Node, int] = {}
+    bound = _separation(node, radicals, steps)
+    if bound is None:
+        return None
+    degree = math.prod(radicals.values())
+    if degree > 4096:
+        return None
+    upper, lower = bound
+    return int(lower + (degree - 1) * upper) + 8
+
+
+def _separation(node: Node, radicals: dict[Node, int], steps: Steps) -> tuple[float, float] | None:
+    """(log2 u, log2 l): bounds of all conjugates of numerator and denominator, both algebraic integers."""
+    steps.spend()
+    kind, args = node.kind, node.args
+    if kind == "num":
+        p, q, _ = node.value
+        return math.log2(max(1, abs(p))), math.log2(q)
+    if kind == "const" and node.value == "i":
+        radicals[node] = 2
+        return 0.0, 0.0
+    if kind in ("add", "mul"):
+        total = _separation(args[0], radicals, steps)
+        for arg in args[1:]:
+            other = _separation(arg, radicals, steps)
+            if total is None or other is None:
+                return None
+            (u1, l1), (u2, l2) = total, other
+            total = (u1 + u2, l1 + l2) if kind == "mul" else (max(u1 + l2, u2 + l1) + 1, l1 + l2)
+        return total
+    if kind == "neg":
+        return _separation(args[0], radicals, steps)
+    if kind == "percent":
+        inner = _separation(args[0], radicals, steps)
+        return None if inner is None else (inner[0], inner[1] + 7)
+    if kind == "div":
+        top, bottom = _separation(args[0], radicals, steps), _separation(args[1], radicals, steps)
+        if top is None or bottom is None:
+            return None
+        return top[0] + bottom[1], top[1] + bottom[0]
+    if kind == "pow":
+        exponent = rational(args[1], steps)
+        if exponent is None:
+            return None
+        p, q = parts(exponent)
+        inner = _separation(args[0], radicals, steps)
+        if inner is None or abs(p) > 1000 or q > 64:
+            return None
+        if q != 1:
+            inner = _root(inner, q)
+            radicals[Node("fn", "root", (num(q), args[0]))] = q
+        u, low = inner if p >= 0 else (inner[1], inner[0])
+        return u * abs(p), low * abs(p)
+    if kind == "fn" and node.value == "root":
+        index = rational(args[0], steps)
+        inner = _separation(args[1], radicals, steps)
+        if index is None or inner is None or parts(index)[0] > 64:
+            return None
+        radicals[node] = parts(index)[0]
+        return _root(inner, parts(index)[0])
+    if kind == "fn" and node.value in ("sin", "cos", "tan", "cot", "sec", "csc"):
+        turns = _rational_angle(args[0], steps)
+        if turns is None:
+            return None
+        order = parts(turns)[1] * 2
+        if order > 400:
+            return None
+        radicals[Node("text", f"zeta{math.lcm(order, 4)}")] = _totient(math.lcm(order, 4))
+        return (1.0, 1.0)
+    if kind == "fn" and (value := rational(node, steps)) is not None:
+        p, q = parts(value)
+        return math.log2(max(1, abs(p))), math.log2(q)
+    return None
+
+
+def _root(inner: tuple[float, float], k: int) -> tuple[float, float]:
+    u, low = inner
+    return ((u + low * (k - 1)) / k, low) if u >= low else (u, (u * (k - 1) + low) / k)
+
+
+def _rational_angle(node: Node, steps: Steps) -> Any | None:
+    """The argument as a rational multiple of pi."""
+    if node.kind == "degree":
+        value = rational(node.args[0], steps)
+        return None if value is None else value / 180
+    return rational(replace(node, {Node("const", "pi"): num(1)}), steps) if _linear_in_pi(node) else None
+
+
+def _linear_in_pi(node: Node) -> bool:
+    if node.kind == "const":
+        return node.value == "pi"
+    if node.kind == "neg":
+        return _linear_in_pi(node.args[0])
+    if node.kind == "mul":
+        return sum(_linear_in_pi(a) for a in node.args) == 1 and all(_linear_in_pi(a) or not _has_pi(a) for a in node.args)
+    if node.kind == "div":
+        return _linear_in_pi(node.args[0]) and not _has_pi(node.args[1])
+    if node.kind == "add":
+        return all(_linear_in_pi(a) for a in node.args)
+    return False
+
+
+def _has_pi(node: Node) -> bool:
+    return node.kind == "const" or any(_has_pi(a) for a in node.args)
+
+
+def _totient(n: int) -> int:
+    result, p = n, 2
+    while p * p <= n:
+        if n % p == 0:
+            while n % p == 0:
+                n //= p
+            result -= result // p
+        p += 1
+    return result - result // n if n > 1 else result

@@ -1,0 +1,158 @@
+"""One answer, read once: canonical text, normal form, tree, and what it may be besides (a choice, a text, a clock time)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jurat.verifiers.math import words
+from jurat.verifiers.math.canonical import canonical
+from jurat.verifiers.math.exact import rational
+from jurat.verifiers.math.lexer import render, tokenize
+from jurat.verifiers.math.limits import MAX_STEPS, Steps, TooLarge, Undefined, Unparseable
+from jurat.verifiers.math.numerals import decimal
+from jurat.verifiers.math.statements import parse
+from jurat.verifiers.math.tree import Node
+
+_TEXT_MACRO = re.compile(r"\\(?:text|mbox|hbox|textbf|textit|textrm|textnormal|texttt|textsf|mathrm|mathbf|mathit|mathsf|operatorname|bf|rm|emph)\b\s*")
+_SPACING = re.compile(r"\\[,;:!> ]|\\q?quad\b|~")
+_PROSE = re.compile(r"[\w\s.,;:'\"()?!&%$/+=*#-]*")
+_CODE = re.compile(r"__|[A-Za-z]\(|[\"']\w+[\"'],|\w=\w+\(")
+_LETTER = re.compile(r"[^\W\d_]")
+_SIMPLE = re.compile(r"[+-]?\d{1,300}(?:\.\d{1,300})?")
+_LABEL = re.compile(r"\(?\s*([A-Za-z])\s*(?:(\))|[.:](?!\d)|$)\s*")
+_OTHER_LABEL = re.compile(r"\(([A-Ja-j])\)|(?:^|[\s,;])([A-J])[.):](?:\s|$)")
+_CHOICE_GOLD = re.compile(r"\(([A-Ja-j])\)|([A-J])\.?")
+_SELECTION = re.compile(r"\(?[A-J]\)?(?:(?:\s*,\s*|\s*and\s*|\s*&\s*|\s*)\(?[A-J]\)?){0,9}")
+_CLOCK = re.compile(r"(\d{1,2})(?::(\d{2})(?::(\d{2}))?)?\s*(a\.?m\.?|p\.?m\.?|noon)?", re.IGNORECASE)
+_DENIAL = re.compile(r"\b(?:not|wrong|incorrect|false|never|isn't|no)\b", re.IGNORECASE)
+_COMMA_NUMBER = re.compile(r"\d,\d")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was understood of one bare answer."""
+
+    raw: str
+    norm: str = ""
+    node: Node | None = None
+    error: str = ""
+    """Rule that failed, when `node` is None."""
+    large: bool = False
+    key: str = ""
+    """Words and signs without markup, lower case (single letters keep theirs)."""
+    comma: bool = False
+    """A comma stands between two digits: other readings exist."""
+    undefined: bool = False
+
+    @property
+    def kind(self) -> str:
+        return self.node.kind if self.node is not None else ""
+
+
+@lru_cache(maxsize=8192)
+def read(raw: str, commas: str = "auto") -> Reading:
+    """Reads a bare answer; never raises on any text."""
+    if len(raw) < 300 and _SIMPLE.fullmatch(raw):
+        sign, digits = (-1, raw[1:]) if raw[0] == "-" else (1, raw.lstrip("+"))
+        p, q, places = decimal(digits).value
+        return Reading(raw, norm=raw.lstrip("+"), node=Node("num", (sign * p, q, places)), key=raw)
+    try:
+        text = canonical(raw)
+    except Unparseable as error:
+        return Reading(raw, error=str(error))
+    except TooLarge as error:
+        return Reading(raw, error=str(error), large=True)
+    key = plain(text)
+    comma = bool(_COMMA_NUMBER.search(text)) or "{,}" in text
+    clock = clock_time(key)
+    norm = text
+    try:
+        tokens = tokenize(text, commas)
+        norm = render(tokens)
+        node = clock or parse(tokens)
+    except Unparseable as error:
+        words_node = prose(text, key)
+        if words_node is None:
+            return Reading(raw, norm=norm, error=str(error), key=key)
+        node = words_node
+    except TooLarge as error:
+        return Reading(raw, norm=norm, error=str(error), large=True, key=key)
+    except RecursionError:
+        return Reading(raw, norm=norm, error="depth", large=True, key=key)
+    if node.kind in ("mul", "sym", "text") and key in words.CONSTANTS:
+        node = words.CONSTANTS[key]
+    undefined = False
+    try:
+        rational(node, Steps(MAX_STEPS))
+    except Undefined:
+        undefined = True
+    except (TooLarge, RecursionError):
+        pass
+    return Reading(raw, norm, node, key=key, comma=comma, undefined=undefined)
+
+
+def plain(text: str) -> str:
+    """The text without text macros, braces, quotes and spacing: what a reader sees."""
+    if "\\" in text:
+        text = _SPACING.sub(" ", _TEXT_MACRO.sub("", text))
+    text = text.replace("{", "").replace("}", "").replace('"', "").replace("\\$", "$").replace("$", "")
+    text = " ".join(text.split()).strip(" .,;")
+    return text if len(text) == 1 else text.lower()
+
+
+def prose(text: str, key: str) -> Node | None:
+    """A text node, where the answer is words and nothing that looks like mathematics or code."""
+    if "\\" in key or not _PROSE.fullmatch(key) or _CODE.search(text) or not _LETTER.search(key):
+        return None
+    kept = re.sub(r"[.,;:'\"()?!&%$/+=*#-]+", " ", key).split()
+    if not any(len(word) > 1 and word.isalpha() for word in kept):
+        return None
+    return Node("text", " ".join(kept))
+
+
+def clock_time(key: str) -> Node | None:
+    if not key or not key[0].isdigit() or len(key) > 16:
+        return None
+    match = _CLOCK.fullmatch(key)
+    if match is None or (match[2] is None and match[4] is None):
+        return None
+    hour, minute, second = int(match[1]), int(match[2] or 0), int(match[3] or 0)
+    half = (match[4] or "").replace(".", "").lower()
+    if hour > 24 or minute > 59 or second > 59 or (half and not 1 <= hour <= 12):
+        return None
+    return Node("time", (hour, minute, second, "pm" if half == "noon" else half))
+
+
+def choice_of_gold(reading: Reading) -> str:
+    """The letter of a multiple-choice gold: "(b)", "\\text{C}", "B"; "" for anything else."""
+    match = _CHOICE_GOLD.fullmatch(_bare(reading.raw))
+    return (match[1] or match[2]).upper() if match else ""
+
+
+def choice_of_answer(reading: Reading) -> str:
+    """The letter that an answer chooses: "B", "(b)", "B. because ...", "(B) 3x = 7"; "" where it names none or several."""
+    text = _bare(reading.raw)
+    match = _LABEL.match(text)
+    if match is None or (match[2] and not text.startswith("(") and len(text) > match.end() and not text[match.end() - 1].isspace()):
+        return ""
+    if text.startswith("(") and not match[2]:
+        return ""
+    letter, rest = match[1].upper(), text[match.end() :]
+    if any((a or b).upper() != letter for a, b in _OTHER_LABEL.findall(rest)) or _DENIAL.search(rest):
+        return ""
+    return letter
+
+
+def selection(reading: Reading) -> frozenset[str]:
+    """The letters of a multi-select answer: "AC", "A, C", "(A) and (C)"."""
+    text = _bare(reading.raw)
+    return frozenset(c for c in text.replace("and", "") if c.isupper()) if _SELECTION.fullmatch(text) else frozenset()
+
+
+def _bare(raw: str) -> str:
+    text = raw.strip()
+    if "\\" in text:
+        text = _SPACING.sub(" ", _TEXT_MACRO.sub("", text))
+    return " ".join(text.replace("{", "").replace("}", "").replace("$", "").replace("*", "").split()).strip(" .")
