@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jurat.api import terminal
-from jurat.platform.errors import ConfigError, JuratError
+from jurat.platform.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from jurat.platform.recipe import Engine, Prompt, Recipe, SamplingPart, Source
@@ -126,8 +126,6 @@ def export(
     as_json: terminal.AsJson = False,
 ) -> None:
     """Write a run's model as a Hugging Face folder that plain transformers loads."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError("there is something in the way", where=str(out.absolute()), fix="give a new or empty folder")
     from jurat.platform.runs.store import Store
 
     store = Store.open(None, terminal.home())
@@ -136,19 +134,26 @@ def export(
         checkpoint = trained_model(found, store)
     finally:
         store.close()
-    from jurat.engine import checkpoint as engine
-
-    wrong = engine.damage(checkpoint)
-    if wrong:
-        raise JuratError(
-            f"the checkpoint is damaged: {wrong}", where=str(checkpoint), fix="jurat runs verify tells more"
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    engine.export(checkpoint, out)
+    export_model(checkpoint, out)
     if as_json:
         terminal.print_json({"run": found.id, "checkpoint": checkpoint, "folder": out.absolute()})
     else:
         typer.echo(f"{out.absolute()}\n  from {checkpoint}")
+
+
+def export_model(checkpoint: Path, out: Path) -> Path:
+    """Write the model of a checkpoint to a new or empty folder. Raises ConfigError, or ModelError if it is damaged."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError("there is something in the way", where=str(out.absolute()), fix="give a new or empty folder")
+    from jurat.engine import checkpoint as engine
+
+    wrong = engine.damage(checkpoint)
+    if wrong:
+        fix = "export an older one, or train on from it: jurat runs show lists them"
+        raise ModelError(f"the checkpoint is damaged: {wrong}", where=str(checkpoint), fix=fix)
+    out.mkdir(parents=True, exist_ok=True)
+    engine.export(checkpoint, out)
+    return out.absolute()
 
 
 # ---- eval --------------------------------------------------------------------------------------------------------

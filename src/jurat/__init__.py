@@ -9,10 +9,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jurat.platform.types import Message, Problem, Step, Verdict, VerifierSpec
+    from jurat.runs import Run, train
     from jurat.verifiers.once import verify
     from jurat.verifiers.registry import verifier
 
 _WHERE = {
+    "train": "jurat.runs",
+    "Run": "jurat.runs",
     "verifier": "jurat.verifiers.registry",
     "verify": "jurat.verifiers.once",
     "Message": "jurat.platform.types",
@@ -23,7 +26,7 @@ _WHERE = {
 }
 """Public name -> module it comes from. Looked up on first use, so that ``import jurat`` loads nothing heavy."""
 
-__all__ = ["Message", "Problem", "Step", "Verdict", "VerifierSpec", "__version__", "verifier", "verify"]
+__all__ = ["Message", "Problem", "Run", "Step", "Verdict", "VerifierSpec", "__version__", "train", "verifier", "verify"]
 
 
 def __getattr__(name: str) -> Any:
