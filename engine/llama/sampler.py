@@ -1,0 +1,301 @@
+"""Decoding for Llama-like models, by hand: little else than matrix products, attention and the draw.
+
+Rows admitted together form a *bundle*: G prompts with n rows each, all at the same position t of their completions. The
+prompt's keys and values are computed and stored once per group; each row appends its own. Attention reads both and joins
+them under one softmax. Rows that have ended leave the matrix products at once; their places in the bundle stay until at
+least half are free, then the bundle is packed.
+
+Axes: B rows in flight, G groups, n places per group, S = G n, K key-value heads, r query heads per key-value head, d head
+dimension, P prompt width, t own tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from jurat.engine.llama.linear import Matrix, can_pack
+from jurat.engine.llama.weights import FlatWeights, Shape
+from jurat.engine.sampling import Draws, draw
+from jurat.platform.types import IntArray
+
+OWN_STEP = 16
+"""Own caches are read in multiples of this many tokens: each new size makes oneDNN build new kernels."""
+OWN_GROWTH = 64
+"""Own caches grow by this many tokens."""
+ROWS_PER_DRAW = 16
+"""Rows of float32 probabilities made at once."""
+
+
+@dataclass(slots=True)
+class _Layer:
+    norm1: Tensor
+    qkv: Matrix
+    o: Matrix
+    norm2: Tensor
+    gate_up: Matrix
+    down: Matrix
+
+
+class LlamaDecoder:
+    """A ``Decoder`` on the working copy of ``weights``; ``refresh`` after they change."""
+
+    refills = True
+
+    def __init__(self, weights: FlatWeights, *, pack: bool | None = None) -> None:
+        shape = self.shape = weights.shape
+        self._weights, self.dtype = weights, weights.dtype
+        self.device = weights.master.device
+        self.max_length = shape.max_length
+        self.packs = can_pack(self.dtype, self.device) if pack is None else pack
+        views = weights.model(weights.working)
+        self._embed, self._norm = views.embed, views.norm
+        self._head = Matrix(views.head, pack=self.packs)
+        self._layers = [
+            _Layer(
+                norm1=layer.norm1,
+                qkv=Matrix(_paired(layer.qkv, shape), pack=self.packs),
+                o=Matrix(layer.o, pack=self.packs),
+                norm2=layer.norm2,
+                gate_up=Matrix(layer.gate_up, pack=self.packs),
+                down=Matrix(layer.down, pack=self.packs),
+            )
+            for layer in views.layers
+        ]
+        self._turns = _turns(shape, min(shape.max_length, 1024), self.device)
+        self._bundles: list[_Bundle] = []
+
+    # ---- the port ----
+
+    def admit(self, prompts: Sequence[IntArray], draws: Draws) -> tuple[Tensor, Tensor]:
+        """Rows of equal prompts are neighbours; groups of equal size form one bundle."""
+        groups: list[list[int]] = []
+        for row, prompt in enumerate(prompts):
+            if groups and prompts[groups[-1][0]].tobytes() == prompt.tobytes():
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+        logits, bundle = self._prefill([prompts[group[0]] for group in groups], [len(group) for group in groups])
+        self._bundles.append(bundle)
+        index = torch.tensor([g for g, group in enumerate(groups) for _ in group], device=self.device)
+        return self._draw(logits, draws, index)
+
+    def step(self, tokens: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        x = self._embed[tokens]
+        self._grow_turns(max(bundle.longest for bundle in self._bundles) + 1)
+        turns = self._turns[torch.cat([bundle.positions() for bundle in self._bundles])][:, None]
+        sizes = [len(bundle.places) for bundle in self._bundles]
+        shape = self.shape
+        turning = shape.heads + shape.kv_heads
+        for index, layer in enumerate(self._layers):
+            qkv = layer.qkv(_normed(x, layer.norm1, shape.rms_eps)).view(len(x), -1, shape.head_dim)
+            _turn(qkv[:, :turning], turns)
+            mixed = [bundle.attend(index, part) for bundle, part in zip(self._bundles, qkv.split(sizes), strict=True)]
+            x = x + layer.o(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+            x = x + self._mlp(layer, x)
+        for bundle in self._bundles:
+            bundle.own += 1
+        return self._draw(self._head(_normed(x, self._norm, shape.rms_eps)), draws)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        at, kept = 0, []
+        for bundle in self._bundles:
+            end = at + len(bundle.places)
+            inside = [row - at for row in rows if at <= row < end]
+            at = end
+            if inside:
+                bundle.keep(inside)
+                kept.append(bundle)
+        self._bundles = kept
+
+    def refresh(self) -> None:
+        """Packed and reordered copies are made anew; embedding and norms are read where they lie."""
+        views = self._weights.model(self._weights.working)
+        self._head.refresh(views.head)
+        for own, layer in zip(self._layers, views.layers, strict=True):
+            own.qkv.refresh(_paired(layer.qkv, self.shape))
+            for matrix, weight in ((own.o, layer.o), (own.gate_up, layer.gate_up), (own.down, layer.down)):
+                matrix.refresh(weight)
+
+    # ---- inside ----
+
+    def _prefill(self, prompts: Sequence[IntArray], counts: Sequence[int]) -> tuple[Tensor, _Bundle]:
+        """(logits [G, V] after each prompt, the bundle): real tokens only in the products, padding only in attention."""
+        shape, device = self.shape, self.device
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        width = int(lengths.max())
+        here = torch.arange(width, device=device) < lengths[:, None]
+        tokens = torch.cat([torch.from_numpy(prompt) for prompt in prompts]).to(device)
+        bundle = _Bundle(shape, lengths, counts, layers=len(self._layers), dtype=self.dtype)
+        self._grow_turns(width)
+        turns = self._turns[:width].expand(len(prompts), -1, -1)[here][:, None]
+        queries, kv = shape.heads, shape.kv_heads
+        x = self._embed[tokens]
+        last = lengths.cumsum(0) - 1
+        for index, layer in enumerate(self._layers):
+            qkv = layer.qkv(_normed(x, layer.norm1, shape.rms_eps)).view(len(x), -1, shape.head_dim)
+            _turn(qkv[:, : queries + kv], turns)
+            padded = qkv.new_zeros(len(prompts), width, *qkv.shape[1:])
+            padded[here] = qkv
+            padded = padded.transpose(1, 2)  # [G, heads, P, d]
+            q, k, v = padded.split((queries, kv, kv), dim=1)
+            bundle.store_prompt(index, k, v)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=queries != kv)
+            mixed = mixed.transpose(1, 2)[here].view(len(x), -1)
+            if index == len(self._layers) - 1:  # nothing reads the other positions any more
+                x, mixed = x[last], mixed[last]
+            x = x + layer.o(mixed)
+            x = x + self._mlp(layer, x)
+        return self._head(_normed(x, self._norm, shape.rms_eps)), bundle
+
+    def _mlp(self, layer: _Layer, x: Tensor) -> Tensor:
+        gate, up = layer.gate_up(_normed(x, layer.norm2, self.shape.rms_eps)).chunk(2, dim=-1)
+        return layer.down(F.silu(gate) * up)
+
+    def _draw(self, logits: Tensor, draws: Draws, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Draw from logits [B, V], or [U, V] read at index [B], a few rows in float32 at a time."""
+        found = []
+        for rows in torch.arange(len(draws.uniforms), device=self.device).split(ROWS_PER_DRAW):
+            part = Draws(draws.uniforms[rows], draws.temperatures[rows], draws.plain)
+            found.append(draw((logits[rows] if index is None else logits[index[rows]]).float(), part))
+        return torch.cat([tokens for tokens, _ in found]), torch.cat([logprobs for _, logprobs in found])
+
+    def _grow_turns(self, length: int) -> None:
+        if length > len(self._turns):
+            self._turns = _turns(self.shape, 2 * length, self.device)
+
+
+class _Bundle:
+    """Rows admitted together and their cache. ``places`` [B'] says where in the S = G n places each live row lies."""
+
+    def __init__(
+        self, shape: Shape, lengths: Tensor, counts: Sequence[int], *, layers: int, dtype: torch.dtype
+    ) -> None:
+        self.shape, self.lengths, self.layers = shape, lengths, layers
+        self.groups, self.per_group = len(counts), max(counts)
+        device = lengths.device
+        self.places = torch.tensor(
+            [g * self.per_group + j for g, n in enumerate(counts) for j in range(n)], device=device
+        )
+        self.own = 0
+        """t: own tokens of each row that are in the cache."""
+        self.longest = int(lengths.max())
+        kv, d, width = shape.kv_heads, shape.head_dim, self.longest
+        self.prompt_keys = torch.zeros(layers, self.groups * kv, d, width, dtype=dtype, device=device)
+        self.prompt_values = torch.zeros(layers, self.groups * kv, width, d, dtype=dtype, device=device)
+        self.keys = torch.zeros(layers, self.groups * kv * self.per_group, d, 0, dtype=dtype, device=device)
+        self.values = torch.zeros(layers, self.groups * kv * self.per_group, 0, d, dtype=dtype, device=device)
+        self._mask()
+
+    def _mask(self) -> None:
+        """[G, 1, P] added to prompt scores, or None where all prompts are equally long."""
+        width = self.prompt_keys.shape[-1]
+        padding = torch.arange(width, device=self.lengths.device) >= self.lengths[:, None]
+        self.ragged = bool(padding.any())
+        self.bias = torch.zeros(padding.shape, dtype=self.keys.dtype, device=padding.device)
+        self.bias = self.bias.masked_fill_(padding, -math.inf)[:, None, None]
+
+    def positions(self) -> Tensor:
+        """[B'] where the next token of each live row stands."""
+        return self.lengths[self.places // self.per_group] + self.own
+
+    def store_prompt(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """k, v [G, K, P, d]"""
+        self.prompt_keys[layer] = k.transpose(2, 3).flatten(0, 1)
+        self.prompt_values[layer] = v.flatten(0, 1)
+
+    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+        """Append this token's key and value, and attend: qkv [B', H + 2K, d] -> [B', H d]."""
+        shape, groups, per = self.shape, self.groups, self.per_group
+        kv, d = shape.kv_heads, shape.head_dim
+        size = groups * per
+        whole = len(self.places) == size
+        if not whole:
+            qkv = qkv.new_zeros(size, *qkv.shape[1:]).index_copy_(0, self.places, qkv)
+        if layer == 0 and self.own == self.keys.shape[-1]:
+            self._extend()
+        q, k, v = qkv.split((shape.heads, kv, kv), dim=1)
+        # [G, K, n, ...]: prompt scores see n r queries per group and head, own scores r queries per row and head
+        q = q.reshape(groups, per, kv, -1, d).transpose(1, 2).reshape(groups * kv, -1, d)
+        self.keys[layer, :, :, self.own].view(groups, kv, per, d).copy_(k.view(groups, per, kv, d).transpose(1, 2))
+        self.values[layer, :, self.own].view(groups, kv, per, d).copy_(v.view(groups, per, kv, d).transpose(1, 2))
+        reach = min(-(-(self.own + 1) // OWN_STEP) * OWN_STEP, self.keys.shape[-1])
+        width = self.prompt_keys.shape[-1]
+        asked = torch.bmm(q, self.prompt_keys[layer])
+        if self.ragged:
+            asked.view(groups, kv, -1, width).add_(self.bias)
+        own = torch.bmm(q.view(groups * kv * per, -1, d), self.keys[layer, :, :, :reach])
+        scores = torch.cat([asked.view(-1, width), own.view(-1, reach)], dim=1)
+        scores[:, width + self.own + 1 :] = -math.inf
+        shares = scores.softmax(-1).view(groups * kv, -1, width + reach)
+        mixed = torch.bmm(
+            shares[..., width:].reshape(groups * kv * per, -1, reach), self.values[layer, :, :reach]
+        ).view(groups * kv, -1, d)
+        mixed = torch.baddbmm(mixed, shares[..., :width], self.prompt_values[layer])
+        mixed = mixed.view(groups, kv, per, -1).transpose(1, 2).reshape(size, -1)
+        return mixed if whole else mixed[self.places]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep these of the live rows; pack the cache when at least half of it is free."""
+        self.places = self.places[torch.tensor(rows, device=self.places.device)]
+        groups = self.places // self.per_group
+        alive, counts = groups.unique(return_counts=True)
+        per = int(counts.max())
+        if 2 * len(alive) * per <= self.groups * self.per_group:
+            self._pack(alive, groups, per)
+
+    def _pack(self, alive: Tensor, groups: Tensor, per: int) -> None:
+        """Keep the groups ``alive`` with ``per`` places each; ``groups`` [B'] is the group of each live row."""
+        kv, layers = self.shape.kv_heads, self.layers
+        source = torch.zeros(len(alive), per, dtype=torch.int64, device=alive.device)  # place inside its group
+        places = []
+        fill = dict.fromkeys(alive.tolist(), 0)
+        order = {group: place for place, group in enumerate(fill)}
+        for group, inside in zip(groups.tolist(), (self.places % self.per_group).tolist(), strict=True):
+            source[order[group], fill[group]] = inside
+            places.append(order[group] * per + fill[group])
+            fill[group] += 1
+        heads = torch.arange(kv, device=alive.device)
+        pairs = (alive[:, None] * kv + heads).flatten()
+        rows = (pairs.view(-1, kv, 1) * self.per_group + source[:, None]).flatten()
+        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+        self.prompt_keys, self.prompt_values = self.prompt_keys[:, pairs], self.prompt_values[:, pairs]
+        self.lengths, self.groups, self.per_group = self.lengths[alive], len(alive), per
+        self.places = torch.tensor(places, device=alive.device)
+        self._mask()
+
+    def _extend(self) -> None:
+        more = self.keys.new_zeros(*self.keys.shape[:3], OWN_GROWTH)
+        self.keys = torch.cat([self.keys, more], dim=3)
+        self.values = torch.cat([self.values, more.transpose(2, 3)], dim=2)
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm (Zhang & Sennrich 2019) of x [M, H]."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def _paired(qkv: Tensor, shape: Shape) -> Tensor:
+    """Rows of q and k with rotary pairs adjacent, q scaled by d^-1/2: scores are as before, and a turn is one product."""
+    heads, d = shape.heads + shape.kv_heads, shape.head_dim
+    turning = qkv[: heads * d].view(heads, 2, d // 2, -1).transpose(1, 2).reshape(heads * d, -1)
+    turning[: shape.heads * d] *= d**-0.5
+    return torch.cat([turning, qkv[heads * d :]])
+
+
+def _turns(shape: Shape, length: int, device: torch.device) -> Tensor:
+    """[length, d / 2] complex64 rotations by position."""
+    inv_freq = torch.tensor(shape.inv_freq, dtype=torch.float32, device=device)
+    angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * inv_freq
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def _turn(x: Tensor, turns: Tensor) -> None:
+    """Rotate adjacent pairs of x [M, heads, d] in place by turns [M, 1, d / 2]."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    x.copy_(torch.view_as_real(pairs * turns).flatten(-2))
