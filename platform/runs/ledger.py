@@ -115,13 +115,7 @@ class RunLedger:
         self._put(batch, _size(batch))
 
     def record_step(self, report: StepReport) -> None:
-        at = now()
-        values = _numbers(report)
-        rows = [
-            {"segment": self._segment.no, "step": report.step, "at": at, "name": k, "value": v}
-            for k, v in values.items()
-        ]
-        self._put([{"op": "metric", **row} for row in rows], 200 * len(rows))
+        self._put_made(lambda: self._metrics(report))
 
     def record_checkpoint(self, ref: CheckpointRef) -> None:
         self._put_made(lambda: [{"op": "checkpoint", **checkpoint_row(ref, self._segment.no, now())}])

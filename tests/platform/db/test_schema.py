@@ -43,7 +43,7 @@ def test_tables_and_migrations_agree(database_url: str) -> None:
 
 def test_alembic_check_as_a_developer_runs_it(tmp_path: Path, root: Path) -> None:
     url = f"sqlite:///{tmp_path / 'x.db'}"
-    for words in (["upgrade", "head"], ["check"], ["downgrade", "base"], ["upgrade", "head"], ["check"]):
+    for words in (["upgrade", "head"], ["downgrade", "base"], ["upgrade", "head"], ["check"]):
         done = subprocess.run(
             [sys.executable, "-m", "alembic", *words], cwd=root, env={**os.environ, "JURAT_DATABASE": url},
             capture_output=True, text=True,
@@ -78,7 +78,7 @@ upgrade(engine)
 """
 
 
-@pytest.mark.parametrize("at", [1, 5, 20])
+@pytest.mark.parametrize("at", [1, 15])
 def test_an_upgrade_killed_half_way_leaves_nothing_and_runs_again(database_url: str, at: int) -> None:
     done = subprocess.run([sys.executable, "-c", _CUT_SHORT, database_url, str(at)], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
