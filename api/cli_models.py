@@ -223,7 +223,7 @@ def evaluate(
         return
     from jurat.api.summary import evaluation_table
 
-    typer.echo("\n".join(evaluation_table([result], sampling.temperature, every_k=True)))
+    typer.echo("\n".join(evaluation_table([result], sampling.temperature, every_k=True, heads=[""])))
     typer.echo(f"\n[low, high] is the 95 % interval over problems. {result.seconds:.1f} s")
 
 

@@ -348,10 +348,11 @@ def _title(history: History, width: int, *, running: float, elapsed: float) -> T
 
     if history.run is None:
         return Text(f"jurat is starting  {duration(elapsed)}", style="bold")
-    line = Text(clean(history.run), style="bold")
-    line.append(f"  {clean(history.stage or history.algorithm, 20)} ", style="magenta")
-    line.append(f" step {history.done}/{history.last_step} ", style="bold")
-    line.append_text(_bar(history.done / history.last_step if history.last_step else 0.0, max(6, min(24, width - 70))))
+    stage = clean(history.stage or history.algorithm, 20)
+    line = Text.assemble((clean(history.run), "bold"), (f"  {stage}", "magenta"))
+    line.append(f"  step {history.done}/{history.last_step} ", style="bold")
+    if width >= 70:
+        line.append_text(_bar(history.done / history.last_step if history.last_step else 0.0, min(24, width - 66)))
     line.append(f"  {duration(elapsed)}", style="dim")
     left = history.left()
     if history.done >= history.last_step:
@@ -394,8 +395,8 @@ def _rows(history: History, report: StepReport, width: int) -> list[Text]:
         rows.append(_row("groups", f"{m.get('group/count', 0):.0f}", still, f"discarded {gone}" if gone else ""))
         cut = m.get("tokens/truncated", 0.0)
         longest = f"longest {m.get('tokens/max_length', 0.0):.0f} of {history.max_new_tokens}"
-        mean = f"{m.get('tokens/mean_length', 0.0):.1f} tokens"
-        rows.append(_row("length", mean, longest, _alarm(f"cut {percent(cut)}", cut > 0.5)))
+        mean = f"{m.get('tokens/mean_length', 0.0):.1f} an answer"
+        rows.append(_row("tokens", mean, longest, _alarm(f"cut {percent(cut)}", cut > 0.5)))
     rows.append(_row("policy", "  ".join(policy_words(history, report))))
     shown = {"trained"} if history.teaches else {"sampled", "trained"}
     speed = [f"{value:,.0f} tokens/s {name}" for name, value in speeds(report).items() if name in shown]

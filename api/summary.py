@@ -87,10 +87,12 @@ def column_names(results: Sequence[Evaluation]) -> list[str]:
     return ["before" if not e.step else f"after {clean(e.stage)}" if staged else "after" for e in results]
 
 
-def evaluation_table(results: Sequence[Evaluation], temperature: float = 1.0, *, every_k: bool = False) -> list[str]:
+def evaluation_table(
+    results: Sequence[Evaluation], temperature: float = 1.0, *, every_k: bool = False, heads: Sequence[str] = ()
+) -> list[str]:
     """Lines: one column per evaluation of one set, and what changed from the first to the last."""
     last = results[-1]
-    heads = [*column_names(results), *(["change"] if len(results) > 1 else [])]
+    heads = [*(heads or column_names(results)), *(["change"] if len(results) > 1 else [])]
     rows = []
     for m in measures(last, temperature, every_k=every_k):
         read = [m.read(result) for result in results]

@@ -265,6 +265,7 @@ class Recipe(Part):
             return (("", self),)
         made = []
         for stage in self.stages:
-            given = {key: value for key in stage.model_fields_set if key != "name" and (value := getattr(stage, key)) is not None}
+            named = {key: getattr(stage, key) for key in stage.model_fields_set if key != "name"}
+            given = {key: value for key, value in named.items() if value is not None}
             made.append((stage.name, self.model_copy(update={**given, "stages": ()})))
         return tuple(made)
