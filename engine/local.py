@@ -52,7 +52,7 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
     tokenizer = HFTokenizer(folder)
     config = AutoConfig.from_pretrained(folder)
     reason = _why_simple(config, engine)
-    make = _simple
+    make = _simple if reason else _fast
     network, decoder, reference = make(folder, engine, sampling)
     sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
     learner = LocalLearner(network, optim, total=total_steps, source=folder)
@@ -87,6 +87,19 @@ def _why_simple(config: PretrainedConfig, engine: Engine) -> str:
 
 
 Made = tuple[Network, Decoder, Callable[[], Scorer]]
+
+
+def _fast(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
+    from jurat.engine.llama.learner import LlamaNetwork
+    from jurat.engine.llama.sampler import LlamaDecoder
+    from jurat.engine.llama.weights import FlatWeights
+
+    weights = FlatWeights.from_folder(folder, dtype=getattr(torch, engine.dtype), device=engine.device)
+
+    def network(of: FlatWeights) -> LlamaNetwork:
+        return LlamaNetwork(of, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing)
+
+    return network(weights), LlamaDecoder(weights), lambda: LocalScorer(network(weights.copy()))
 
 
 def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:

@@ -1,9 +1,9 @@
 """Decoding for Llama-like models, by hand: little else than matrix products, attention and the draw.
 
-Rows admitted together form a *bundle*: G prompts with n rows each, all at the same position t of their completions. The
-prompt's keys and values are computed and stored once per group; each row appends its own. Attention reads both and joins
-them under one softmax. Rows that have ended leave the matrix products at once; their places in the bundle stay until at
-least half are free, then the bundle is packed.
+Rows admitted together form a *bundle*: G prompts with n rows each, all at the same position t of their completions.
+The prompt's keys and values are computed and stored once per group; each row appends its own. Attention reads both and
+joins them under one softmax. Rows that have ended leave the matrix products at once; their places in the bundle stay
+until at least half are free, then the bundle is packed.
 
 Axes: B rows in flight, G groups, n places per group, S = G n, K key-value heads, r query heads per key-value head, d head
 dimension, P prompt width, t own tokens.
@@ -125,7 +125,7 @@ class LlamaDecoder:
     # ---- inside ----
 
     def _prefill(self, prompts: Sequence[IntArray], counts: Sequence[int]) -> tuple[Tensor, _Bundle]:
-        """(logits [G, V] after each prompt, the bundle): real tokens only in the products, padding only in attention."""
+        """(logits [G, V] after each prompt, the bundle); padding enters attention, not the products."""
         shape, device = self.shape, self.device
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         width = int(lengths.max())
@@ -176,12 +176,11 @@ class _Bundle:
     def __init__(
         self, shape: Shape, lengths: Tensor, counts: Sequence[int], *, layers: int, dtype: torch.dtype
     ) -> None:
-        self.shape, self.lengths, self.layers = shape, lengths, layers
+        self.shape, self.lengths = shape, lengths
         self.groups, self.per_group = len(counts), max(counts)
         device = lengths.device
-        self.places = torch.tensor(
-            [g * self.per_group + j for g, n in enumerate(counts) for j in range(n)], device=device
-        )
+        places = [g * self.per_group + j for g, count in enumerate(counts) for j in range(count)]
+        self.places = torch.tensor(places, device=device)
         self.own = 0
         """t: own tokens of each row that are in the cache."""
         self.longest = int(lengths.max())
@@ -251,7 +250,7 @@ class _Bundle:
 
     def _pack(self, alive: Tensor, groups: Tensor, per: int) -> None:
         """Keep the groups ``alive`` with ``per`` places each; ``groups`` [B'] is the group of each live row."""
-        kv, layers = self.shape.kv_heads, self.layers
+        kv = self.shape.kv_heads
         source = torch.zeros(len(alive), per, dtype=torch.int64, device=alive.device)  # place inside its group
         places = []
         fill = dict.fromkeys(alive.tolist(), 0)
@@ -281,7 +280,7 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _paired(qkv: Tensor, shape: Shape) -> Tensor:
-    """Rows of q and k with rotary pairs adjacent, q scaled by d^-1/2: scores are as before, and a turn is one product."""
+    """Rows of q and k with rotary pairs adjacent and q scaled by d^-1/2: the same scores, and a turn is one product."""
     heads, d = shape.heads + shape.kv_heads, shape.head_dim
     turning = qkv[: heads * d].view(heads, 2, d // 2, -1).transpose(1, 2).reshape(heads * d, -1)
     turning[: shape.heads * d] *= d**-0.5

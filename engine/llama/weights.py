@@ -200,6 +200,13 @@ class FlatWeights:
         weights._fill(iter(state.items()), where="state dict")
         return weights
 
+    def copy(self) -> FlatWeights:
+        """The same weights, apart."""
+        made = FlatWeights(self.shape, dtype=self.dtype, device=str(self.master.device))
+        made.master.copy_(self.master)
+        made.refresh_working()
+        return made
+
     def read(self, folder: Path) -> None:
         """Replace the master by the weights of an HF folder, and refresh the working copy."""
         self._fill(_tensors(folder), where=str(folder))
