@@ -5,6 +5,7 @@ import json
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -269,6 +270,47 @@ def test_a_hub_id_without_the_library_says_what_to_install(monkeypatch):
     with pytest.raises(DataError, match="needs the library 'datasets'") as caught:
         load("owner/name")
     assert "jurat[hub]" in caught.value.fix
+
+
+class HubLibrary(ModuleType):
+    """The few functions of the library ``datasets`` that are called, over sets in memory."""
+
+    exceptions = SimpleNamespace(DatasetsError=type("DatasetsError", (Exception,), {}))
+    sets = {
+        ("a/one", "default"): [row(1)],
+        ("a/many", "x"): [row(2)],
+        ("a/many", "y"): [row(3), row(4)],
+    }
+
+    def get_dataset_config_names(self, path, revision):
+        found = [config for name, config in self.sets if name == path]
+        if not found:
+            raise FileNotFoundError(f"no {path}")
+        return found
+
+    def load_dataset(self, path, config, *, split, revision):
+        if split != "train":
+            raise ValueError(f"Unknown split {split!r}")
+
+        class Rows(list):
+            info = SimpleNamespace(license="MIT")
+
+        return Rows(self.sets[path, config or "default"])
+
+
+def test_the_hub_is_read_by_id_config_and_split(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", HubLibrary("datasets"))
+    made = load("a/one")
+    assert (made.problems[0].source, made.manifest.licence) == ("a/one/train:1", "MIT")
+    assert [p.source for p in load("a/many:y@main").problems] == ["a/many:y/train:1", "a/many:y/train:2"]
+    assert [p.reference for p in load("a/many:*").problems] == ["3", "4", "5"]
+    with pytest.raises(DataError, match="several configs: x, y") as caught:
+        load("a/many")
+    assert "a/many:x" in caught.value.fix
+    with pytest.raises(DataError, match="no a/none"):
+        load("a/none")
+    with pytest.raises(DataError, match="Unknown split 'test'"):
+        load_problems(Source(source="a/one", split="test"), Prompt(), split="held_out")
 
 
 def test_an_empty_file_and_an_empty_fraction_are_errors(tmp_path):
