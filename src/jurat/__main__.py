@@ -1,6 +1,5 @@
-"""``python -m jurat``: the same as the command ``jurat``."""
+"""``python -m jurat``: the command line."""
 
 from jurat.api.cli import main
 
-if __name__ == "__main__":
-    main()
+main()

@@ -44,7 +44,7 @@ NAMED = [
 
 
 def command(home: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "jurat.api.cli", "--home", str(home), "train", *arguments]
+    return [sys.executable, "-m", "jurat", "--home", str(home), "train", *arguments]
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -85,9 +85,20 @@ def result(home: Path) -> tuple[str, list[tuple]]:
     for file in sorted(folder.glob("*.safetensors")):
         weights.update(file.read_bytes())
     store = Store.open(None, home)
-    rows = read(store, store.run("k"))
-    kept = [(r.stage, r.step, r.rollout_id, r.visit, tuple(r.tokens), r.reward) for r in rows]
+    page = read(store, store.run("k"), limit=None)
     store.close()
+    assert page.faults == ()
+    kept = [
+        (
+            r.stage,
+            r.step,
+            r.scored.rollout.id,
+            r.scored.rollout.visit,
+            tuple(r.scored.rollout.tokens.tolist()),
+            r.scored.judgement.reward.value,
+        )
+        for r in page.records
+    ]
     return weights.hexdigest(), sorted(kept)
 
 

@@ -112,7 +112,7 @@ def test_updates_are_whole_groups_and_every_epoch_sees_each_once():
         atoms = [{s.atom for s in part} for part in epoch]
         assert sum(map(len, atoms)) == 7
     assert [s.rollout_id for s in parts[0]] != [s.rollout_id for s in parts[3]]
-    assert list(updates(samples, epochs=1, per_epoch=1, rng=generator("u")))[0] == tuple(samples)
+    assert next(updates(samples, epochs=1, per_epoch=1, rng=generator("u"))) == tuple(samples)
 
 
 def test_an_empty_rank_has_an_empty_microbatch():
