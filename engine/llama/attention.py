@@ -36,15 +36,14 @@ class Attention:
         self.heads = torch.zeros(rows + 1, shape.heads + 2 * shape.kv_heads, shape.head_dim, device=device)
         """Scratch; the last row stays zero, for padding."""
         self.slopes = torch.zeros(rows + 1, shape.heads, shape.head_dim, device=device)
+        """Scratch too."""
         each = shape.heads // shape.kv_heads
         longest = max(block.length for block in plan.blocks)
         self.causal = torch.full((longest, longest), -torch.inf, device=device).triu_(1).repeat_interleave(each, 0)
         """[longest * e, longest]: -inf where a key comes after the query."""
-        queries = plan.order[: plan.num_queries]
-        joint = shape.heads + 2 * shape.kv_heads
-        self.order_out = queries // joint * shape.heads + queries % joint
-        """[Q] ``plan.order`` of the queries, among query heads alone."""
-        self.inverse_out = plan.inverse[:, : shape.heads].reshape(-1)
+        self.slope_of = torch.full((plan.num_queries,), rows * shape.heads, device=device)
+        self.slope_of[plan.inverse] = torch.arange(rows * shape.heads, device=device)
+        """[Q] whose slope each query takes: a row common to several samples gives it to one, none to the rest."""
 
     def forward(self, qkv: Tensor) -> Tensor:
         """[R, J * D] before rotation -> [R, query heads * D], in the dtype of ``qkv``."""
@@ -54,20 +53,24 @@ class Attention:
             o = self._queries(out, view.block)
             for piece in self._pieces(view):
                 o[piece.batch, :, piece.rows] = piece.outputs(piece.probabilities())
-        return out.index_select(0, self.inverse_out).view(len(qkv), -1).to(qkv.dtype)
+        return out.index_select(0, self.plan.inverse).view(len(qkv), -1).to(qkv.dtype)
 
     def backward(self, qkv: Tensor, slope: Tensor) -> Tensor:
         """(qkv as in ``forward``, d loss / d its result) -> d loss / d qkv."""
         rows, shape = len(qkv), self.shape
         laid = self._lay(qkv)
         self.slopes[:rows].copy_(slope.view(rows, shape.heads, shape.head_dim))
-        wanted = self.slopes.view(-1, shape.head_dim).index_select(0, self.order_out)
+        wanted = self.slopes.view(-1, shape.head_dim).index_select(0, self.slope_of)
         found = torch.zeros_like(laid)
         for view, into in zip(self._views(laid), self._views(found), strict=True):
             do = self._queries(wanted, view.block)
             for piece in self._pieces(view):
                 piece.backward(do[piece.batch, :, piece.rows], into)
-        gradient = found.index_select(0, self.plan.inverse.view(-1)).view(rows, -1, shape.head_dim)
+        queries, others = found.split((self.plan.num_queries, 2 * self.plan.num_keys))
+        gradient = torch.zeros_like(self.heads)
+        gradient.view(-1, shape.head_dim).index_add_(0, self.plan.order[self.plan.num_queries :], others)
+        gradient = gradient[:rows]
+        gradient[:, : shape.heads] = queries.index_select(0, self.plan.inverse).view(rows, shape.heads, -1)
         turned = gradient[:, : self.turned]
         turned.copy_(_turn(turned, self.cos, -self.sin))
         return gradient.view(rows, -1).to(qkv.dtype)

@@ -3,20 +3,27 @@
 Where a loss is a sum over tokens, its slope at a token's log-prob is known as soon as that row of logits is there:
 log-prob, entropy, d logits and both gradients are made in one visit, and no logits are kept.
 
-Axes: K rows, V vocabulary, H hidden.
+Axes: U rows, K targets (a row may have several), V vocabulary, H hidden.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from jurat.engine.llama.plan import Plan
 
 CHUNK = 512
 """Rows of one matrix product."""
 BLOCK = 64
 """Rows of float32 logits at once: few enough to stay in cache."""
+
+
+Slopes = Callable[[slice, Tensor, Tensor], Tensor]
+"""(some targets, their log-probs, their entropy) -> d loss / d log-prob."""
 
 
 class Head:
@@ -25,47 +32,62 @@ class Head:
     def __init__(self, weight: Tensor, temperature: float = 1.0) -> None:
         self.weight, self.temperature = weight, temperature
 
-    def logprobs(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """(log p(target) [K], entropy [K]), float32."""
-        logprobs, entropy = _empty(targets), _empty(targets)
-        for rows, _, logits in self._blocks(hidden):
-            logprobs[rows], entropy[rows], _ = self._reduce(logits, targets[rows])
+    def logprobs(self, hidden: Tensor, tokens: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        """(log p [K], entropy [K]), float32, of ``tokens`` [K] after the rows ``hidden`` [U, H]."""
+        logprobs = torch.empty(len(tokens), device=tokens.device)
+        entropy = torch.empty_like(logprobs)
+        for block in self._blocks(hidden, plan):
+            logprobs[block.targets], entropy[block.targets], _ = self._reduce(block, tokens[block.targets])
         return logprobs, entropy
 
     def backward(
-        self, hidden: Tensor, targets: Tensor, slopes: Callable[[slice, Tensor, Tensor], Tensor], gradient: Tensor
+        self, hidden: Tensor, tokens: Tensor, plan: Plan, slopes: Slopes, into: Tensor
     ) -> Tensor:
-        """Add d loss / d weight to ``gradient`` [V, H] and return d loss / d hidden [K, H].
+        """Add d loss / d weight to ``into`` [V, H] and return d loss / d hidden [U, H].
 
-        ``slopes(rows, logprobs, entropy)`` gives d loss / d log-prob of some rows; called once for each, in order.
+        ``slopes`` is called once for each target, in order.
         """
         result = torch.empty_like(hidden)
-        for rows, chunk, logits in self._blocks(hidden):
-            logprobs, entropy, probabilities = self._reduce(logits, targets[rows])
-            slope = slopes(rows, logprobs, entropy) / self.temperature
-            probabilities.mul_(-slope[:, None])  # d log p_t / d z_v = (v == t) - p_v
-            probabilities.scatter_add_(1, targets[rows, None], slope[:, None])
-            logits.copy_(probabilities)  # in place: the chunk's logits become its gradient
-            if chunk is not None:
-                where, gathered = chunk
-                torch.mm(gathered, self.weight, out=result[where])
-                accumulate(gradient, gathered, hidden[where])
+        for block in self._blocks(hidden, plan):
+            wanted = tokens[block.targets]
+            logprobs, entropy, probabilities = self._reduce(block, wanted)
+            slope = slopes(block.targets, logprobs, entropy) / self.temperature
+            total = slope.new_zeros(len(probabilities)).index_add_(0, block.row_of, slope)
+            probabilities.mul_(-total[:, None])  # d log p_t / d z_v = (v == t) - p_v
+            probabilities.index_put_((block.row_of, wanted), slope, accumulate=True)
+            block.logits.copy_(probabilities)  # in place: the chunk's logits become its gradient
+            if block.chunk is not None:
+                rows, gradient = block.chunk
+                torch.mm(gradient, self.weight, out=result[rows])
+                accumulate(into, gradient, hidden[rows])
         return result
 
-    def _blocks(self, hidden: Tensor) -> Iterator[tuple[slice, tuple[slice, Tensor] | None, Tensor]]:
-        """(rows, at the last block of a chunk also that chunk's rows and logits, logits of the rows)."""
+    def _blocks(self, hidden: Tensor, plan: Plan) -> Iterator[_Block]:
         for start in range(0, len(hidden), CHUNK):
-            whole = slice(start, min(start + CHUNK, len(hidden)))
-            logits = hidden[whole] @ self.weight.T
-            for at in range(start, whole.stop, BLOCK):
-                rows = slice(at, min(at + BLOCK, whole.stop))
-                yield rows, (whole, logits) if rows.stop == whole.stop else None, logits[at - start : rows.stop - start]
+            rows = slice(start, min(start + CHUNK, len(hidden)))
+            logits = hidden[rows] @ self.weight.T
+            for at in range(start, rows.stop, BLOCK):
+                end = min(at + BLOCK, rows.stop)
+                targets = slice(plan.starts[at], plan.starts[end])
+                chunk = (rows, logits) if end == rows.stop else None
+                yield _Block(logits[at - start : end - start], targets, plan.source_of[targets] - at, chunk)
 
-    def _reduce(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(log p(target), entropy, p) of a block, float32."""
-        z = logits.float() if self.temperature == 1.0 else logits.float() / self.temperature
+    def _reduce(self, block: _Block, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(log p and entropy of each target of a block, p [rows, V]), float32."""
+        z = block.logits.float() if self.temperature == 1.0 else block.logits.float() / self.temperature
         logs, p = z.log_softmax(-1), z.softmax(-1)
-        return logs.gather(1, targets[:, None]).squeeze(1), -torch.linalg.vecdot(p, logs), p
+        return logs[block.row_of, tokens], -torch.linalg.vecdot(p, logs)[block.row_of], p
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    logits: Tensor
+    """[rows, V]"""
+    targets: slice
+    row_of: Tensor
+    """Row of ``logits`` for each of the targets."""
+    chunk: tuple[slice, Tensor] | None
+    """At the last block of a chunk: its rows and all its logits."""
 
 
 def accumulate(into: Tensor, slope: Tensor, given: Tensor) -> None:
@@ -74,7 +96,3 @@ def accumulate(into: Tensor, slope: Tensor, given: Tensor) -> None:
         into.addmm_(slope.T, given)
     else:
         into.add_(slope.T @ given)
-
-
-def _empty(targets: Tensor) -> Tensor:
-    return torch.empty(len(targets), device=targets.device)

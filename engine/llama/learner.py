@@ -17,7 +17,7 @@ from torch.nn.functional import linear, silu
 from jurat.engine.learner import Tally
 from jurat.engine.llama.attention import Attention
 from jurat.engine.llama.head import Head, accumulate
-from jurat.engine.llama.plan import make_plan
+from jurat.engine.llama.plan import Plan, make_plan
 from jurat.engine.llama.weights import FlatWeights, Views
 from jurat.platform.ports import Objective
 from jurat.platform.types import Microbatch
@@ -47,36 +47,36 @@ class LlamaNetwork:
     @torch.no_grad()
     def logprobs(self, mb: Microbatch) -> Tensor:
         run = self._forward(mb, keep=False)
-        found, _ = self._head.logprobs(self._hidden(run)[0], mb.tokens[mb.loss_mask])
-        return found.new_zeros(len(mb.tokens)).masked_scatter_(mb.loss_mask, found)
+        found, _ = self._head.logprobs(self._hidden(run)[0], mb.tokens[run.plan.targets], run.plan)
+        return found.new_zeros(len(mb.tokens)).index_copy_(0, run.plan.targets, found)
 
     @torch.no_grad()
     def backward(self, mb: Microbatch, objective: Objective, tally: Tally) -> None:
         gradients = self._gradients
         run = self._forward(mb, keep=True)
-        tally.forwarded += len(run.stream)
+        plan = run.plan
+        tally.forwarded += len(plan.tokens)
         hidden, normed = self._hidden(run)
-        places = mb.loss_mask.nonzero().squeeze(1)
-        targets = mb.tokens[places]
+        tokens = mb.tokens[plan.targets]
         if objective.token_local:
 
-            def slopes(rows: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
-                return tally.judge(objective, logprobs, entropy, mb.select(places[rows]))
+            def slopes(targets: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
+                return tally.judge(objective, logprobs, entropy, mb.select(plan.targets[targets]))
 
         else:
-            logprobs, entropy = self._head.logprobs(hidden, targets)
-            current = logprobs.new_zeros(len(mb.tokens)).index_copy_(0, places, logprobs)
-            every = tally.judge(objective, current, entropy, mb)[places]
+            logprobs, entropy = self._head.logprobs(hidden, tokens, plan)
+            current = logprobs.new_zeros(len(mb.tokens)).index_copy_(0, plan.targets, logprobs)
+            every = tally.judge(objective, current, entropy, mb)[plan.targets]
 
-            def slopes(rows: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
-                return every[rows]
+            def slopes(targets: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
+                return every[targets]
 
-        slope = self._head.backward(hidden, targets, slopes, gradients.head)
+        slope = self._head.backward(hidden, tokens, plan, slopes, gradients.head)
         slope = normed.backward(slope, gradients.norm)
-        slope = torch.zeros_like(run.stream).index_add_(0, run.attention.plan.sources, slope)
+        slope = torch.zeros_like(run.stream).index_copy_(0, plan.sources, slope)
         for index in reversed(range(len(run.kept))):
             slope = self._layer_backward(index, run.kept.pop(), slope, run.attention)
-        gradients.embed.index_add_(0, run.attention.plan.tokens, slope)
+        gradients.embed.index_add_(0, plan.tokens, slope)
 
     @cached_property
     def _gradients(self) -> Views:
@@ -84,7 +84,7 @@ class LlamaNetwork:
 
     def _forward(self, mb: Microbatch, *, keep: bool) -> _Run:
         plan = make_plan(mb, self.weights.shape)
-        run = _Run(Attention(plan, self.weights.shape), self._master.embed[plan.tokens], [])
+        run = _Run(plan, Attention(plan, self.weights.shape), self._master.embed[plan.tokens], [])
         for index in range(self.weights.shape.layers):
             before = run.stream
             run.stream, kept = self._layer(index, before, run.attention)
@@ -93,8 +93,8 @@ class LlamaNetwork:
         return run
 
     def _hidden(self, run: _Run) -> tuple[Tensor, _Normed]:
-        """[K, H] what the head sees for each target, with its norm for the way back."""
-        normed = _Normed(run.stream[run.attention.plan.sources], self._master.norm, self.eps)
+        """[U, H] what the head sees, with its norm for the way back."""
+        normed = _Normed(run.stream[run.plan.sources], self._master.norm, self.eps)
         return normed.value(self.weights.dtype), normed
 
     def _layer(self, index: int, stream: Tensor, attention: Attention) -> tuple[Tensor, _Kept]:
@@ -139,6 +139,7 @@ class LlamaNetwork:
 class _Run:
     """A forward pass."""
 
+    plan: Plan
     attention: Attention
     stream: Tensor
     """[R, H] float32 after the last layer."""

@@ -1,13 +1,14 @@
 """Which rows a Llama-like model has to run over for a microbatch, and how its attention is laid out.
 
-Samples of one prompt lie side by side in a microbatch. Causal states of the prompt do not depend on what follows, so it
-is run once per group, and every sample's completion attends to it and to itself: a tree of depth one. A row is a token
-that is run; the last target of a sample is only predicted, so it has none::
+Samples of one prompt lie side by side in a microbatch. A causal state does not depend on what follows, so what samples
+of a group have in common at their beginning is run once: the prompt, and any further tokens that happen to be equal. A
+row is a token that is run; the last target of a sample is only predicted, so it has none::
 
-    segments   [a b | c d e]  [a b | f g]         prompt a b, completions c d e and f g
-    rows        a b   c d            f            targets c (from b), d (c), e (d), f (b), g (f)
+    segments   [a b | c d e]  [a b | c f]         prompt a b, completions c d e and c f
+    rows        a b   c d                         targets c (from b, twice), d (c), e (d), f (c)
 
-Axes: R rows, K targets, G groups, n samples of a group, p prompt rows, t completion rows, J heads (query, key, value).
+Axes: R rows, K targets, U rows that predict a target, G groups, n samples of a group, p prompt rows, t completion rows,
+J heads (query, key, value).
 """
 
 from __future__ import annotations
@@ -50,11 +51,18 @@ class Plan:
     positions: Tensor
     """[R] its place in its sequence."""
     sources: Tensor
-    """[K] the row that predicts each target, targets in the order of the microbatch."""
+    """[U] the rows that predict a target, ascending."""
+    targets: Tensor
+    """[K] where in the microbatch each target is, ordered by the row that predicts it."""
+    source_of: Tensor
+    """[K] the place in ``sources`` of the row that predicts each of ``targets``."""
+    starts: tuple[int, ...]
+    """[U + 1] the targets of source u are [starts[u], starts[u + 1])."""
     order: Tensor
-    """[Q + 2 N] head rows (row * J + head; R * J for padding) in the order of attention: all queries, keys, values."""
+    """[Q + 2 N] head rows (row * J + head; R * J for padding) in the order of attention: all queries, keys, values.
+    A row that several samples have in common is there for each of them."""
     inverse: Tensor
-    """[R, J] where each head row is in ``order``."""
+    """[R * query heads] one place in the queries of ``order`` for each row and query head."""
     num_queries: int
     num_keys: int
     blocks: tuple[Block, ...]
@@ -64,7 +72,7 @@ class Plan:
 class _Group:
     prompt: IntArray
     """[p] rows"""
-    samples: tuple[IntArray, ...]
+    samples: list[IntArray]
     """n times [t_i] rows"""
 
     @property
@@ -75,48 +83,53 @@ class _Group:
 def make_plan(mb: Microbatch, shape: Shape) -> Plan:
     """The plan of a microbatch whose segments each have a target; tensors on the device of ``mb``."""
     tokens, mask = mb.tokens.cpu().numpy(), mb.loss_mask.cpu().numpy()
-    rows: list[IntArray] = []  # positions in mb.tokens of each row
-    places: list[IntArray] = []
-    sources = []
+    texts = tokens.tolist()
+    rows: list[int] = []  # where in the microbatch each row is
+    places: list[int] = []  # where in its sequence
+    sources: list[IntArray] = []
     groups: list[_Group] = []
-    prompt_rows, samples, previous, count = np.zeros(0, np.int64), [], b"", 0  # type: ignore[var-annotated]
+    previous, after = b"", {}  # type: bytes, dict[tuple[int, int], int]
     for start, end in pairwise(mb.offsets.tolist()):
-        targets = mask[start:end].nonzero()[0]
-        first, last = int(targets[0]), int(targets[-1])
+        wanted = mask[start:end].nonzero()[0]
+        first, last = int(wanted[0]), int(wanted[-1])
         prompt = tokens[start : start + first].tobytes()
-        if not samples or prompt != previous:
-            if samples:
-                groups.append(_Group(prompt_rows, tuple(samples)))
-            samples, previous = [], prompt
-            prompt_rows = np.arange(count, count + first)
-            rows.append(np.arange(start, start + first))
-            places.append(np.arange(first))
-            count += first
-        own = np.arange(count, count + last - first)
-        samples.append(own)
-        rows.append(np.arange(start + first, start + last))
-        places.append(np.arange(first, last))
-        count += len(own)
-        sources.append(np.concatenate([prompt_rows[-1:], own])[targets - first])
-    groups.append(_Group(prompt_rows, tuple(samples)))
-    order, blocks, num_queries, num_keys = _layout(groups, shape, count)
-    heads = shape.heads + 2 * shape.kv_heads
-    inverse = np.zeros(count * heads + 1, np.int64)
-    inverse[order] = np.arange(len(order))
+        if prompt != previous or not groups:
+            previous, after = prompt, {}  # (row before, token) -> row
+            groups.append(_Group(np.arange(len(rows), len(rows) + first), []))
+            rows.extend(range(start, start + first))
+            places.extend(range(first))
+        at = int(groups[-1].prompt[-1])
+        path = [at]
+        for place in range(first, last):
+            step = (at, texts[start + place])
+            at = after.setdefault(step, len(rows))
+            if at == len(rows):
+                rows.append(start + place)
+                places.append(place)
+            path.append(at)
+        groups[-1].samples.append(np.array(path[1:], np.int64))
+        sources.append(np.array(path)[wanted - first])
+    order, queries, blocks, num_keys = _layout(groups, shape, len(rows))
+    inverse = np.zeros((len(rows) + 1) * shape.heads, np.int64)
+    inverse[queries] = np.arange(len(queries))
+    unique, source_of = np.unique(np.concatenate(sources), return_inverse=True)
+    by_source = np.argsort(source_of, kind="stable")
+    starts = np.searchsorted(source_of[by_source], np.arange(len(unique) + 1))
     device = mb.tokens.device
 
     def put(array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     return Plan(
-        tokens=mb.tokens[put(np.concatenate(rows))], positions=put(np.concatenate(places)),
-        sources=put(np.concatenate(sources)), order=put(order), inverse=put(inverse[:-1]).view(count, heads),
-        num_queries=num_queries, num_keys=num_keys, blocks=_on(blocks, device),
+        tokens=mb.tokens[put(np.array(rows))], positions=put(np.array(places)), sources=put(unique),
+        targets=put(mask.nonzero()[0][by_source]), source_of=put(source_of[by_source]), starts=tuple(starts.tolist()),
+        order=put(order), inverse=put(inverse[: -shape.heads]), num_queries=len(queries), num_keys=num_keys,
+        blocks=_on(blocks, device),
     )  # fmt: skip
 
 
-def _layout(groups: Sequence[_Group], shape: Shape, count: int) -> tuple[IntArray, tuple[Block, ...], int, int]:
-    """(order, blocks, queries, keys) for ``count`` rows."""
+def _layout(groups: Sequence[_Group], shape: Shape, count: int) -> tuple[IntArray, IntArray, list[Block], int]:
+    """(order, [Q] row * query heads + head of its queries, blocks, number of keys) for ``count`` rows."""
     kv, each, heads = shape.kv_heads, shape.heads // shape.kv_heads, shape.heads + 2 * shape.kv_heads
     query_heads = np.arange(shape.heads).reshape(kv, 1, 1, each)
     kv_heads = np.arange(kv).reshape(kv, 1, 1)
@@ -151,7 +164,9 @@ def _layout(groups: Sequence[_Group], shape: Shape, count: int) -> tuple[IntArra
             gone = torch.from_numpy(prompts[:, 0] < 0)
             bias = torch.zeros(gone.shape).masked_fill_(gone, -torch.inf).repeat_interleave(kv, 0)[:, None]
             add(completions, prefix, bias if bool(gone.any()) else None)
-    return np.concatenate(queries + keys + values), tuple(blocks), num_queries, num_keys
+    order = np.concatenate(queries + keys + values)
+    row, head = np.divmod(order[:num_queries], heads)
+    return order, row * shape.heads + head, blocks, num_keys
 
 
 def _tiles(groups: Sequence[_Group]) -> list[list[_Group]]:
