@@ -233,7 +233,12 @@ def _head(text: str) -> None:
 def _pairs(pairs: list[tuple[str, str]]) -> None:
     width = max(len(terminal.clean(name)) for name, _ in pairs)
     for name, value in pairs:
-        typer.echo(f"  {terminal.clean(name).ljust(width)}  {terminal.clean(value, 400)}")
+        typer.echo(f"  {terminal.clean(name).ljust(width)}  {_line(value)}")
+
+
+def _line(text: str) -> str:
+    """Harmless, and one line."""
+    return terminal.clean(text).replace("\n", "\\n")
 
 
 def _flat(payload: Mapping[str, Any]) -> str:
@@ -419,7 +424,7 @@ def _print(place: int, record: Record, limit: int | None) -> None:
     where = f"{record.stage + ' ' if record.stage else ''}step {record.step}"
     worth = "excluded" if reward is None else f"{reward:.4g}"
     head = f"#{place}  reward {worth}  {where}  problem {rollout.problem.id}  visit {rollout.visit}  {', '.join(notes)}"
-    typer.echo(terminal.clean(head, 400))
+    typer.echo(_line(head))
     asked = [m.content for m in rollout.problem.messages if m.role == "user"]
     _text("problem", asked[-1] if asked else "(texts are not kept)", limit)
     _text("gold", rollout.problem.reference, limit)

@@ -112,7 +112,13 @@ class RunLedger:
     # ---- the port ----
 
     def record_batch(self, batch: Batch) -> None:
-        self._put(batch, _size(batch))
+        try:
+            size = _size(batch)
+        except Exception:
+            self._lost += 1
+            log.exception("a batch could not be read and is lost")
+            return
+        self._put(batch, size)
 
     def record_step(self, report: StepReport) -> None:
         self._put_made(lambda: self._metrics(report))

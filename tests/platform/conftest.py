@@ -129,9 +129,15 @@ def scored() -> Callable[..., Scored]:
     """One rollout: a prompt of 2 tokens, one token per character of ``text`` (4 at most), a verdict and a reward."""
 
     def make(
-        text: str = "12", *, problem: Problem | None = None, index: int = 0, step: int = 0, reward: float | None = 1.0,
-        verdict: Verdict | None = None, **fields: Any,
-    ) -> Scored:  # fmt: skip
+        text: str = "12",
+        *,
+        problem: Problem | None = None,
+        index: int = 0,
+        step: int = 0,
+        reward: float | None = 1.0,
+        verdict: Verdict | None = None,
+        **fields: Any,
+    ) -> Scored:
         problem = problem or make_problem("p0")
         count = min(len(text), 4)
         ends = [*range(1, count), len(text)] if count else []
@@ -149,9 +155,13 @@ def scored() -> Callable[..., Scored]:
             finish="stop",
         )
         said = verdict or Verdict.of(
-            "correct" if reward else "incorrect", read=text, why="rational_exact", certified=True, seconds=0.001,
+            "correct" if reward else "incorrect",
+            read=text,
+            why="rational_exact",
+            certified=True,
+            seconds=0.001,
             verifier=VerifierSpec(name="math", args={"tolerance": 0}, digest="sha256:" + "9f" * 32),
-        )  # fmt: skip
+        )
         made = Reward(value=reward, parts={"problem": reward}, trainable=reward is not None, **fields)
         return Scored(rollout=rollout, judgement=Judgement(verdicts={"problem": said}, reward=made))
 
@@ -161,9 +171,13 @@ def scored() -> Callable[..., Scored]:
 def make_problem(name: str) -> Problem:
     asked = Message(role="user", content=f"What is 7 + 5? ({name})")
     return Problem(
-        id=name, messages=(asked,), reference="12", verifier=VerifierSpec(name="math"), source="generated:0",
+        id=name,
+        messages=(asked,),
+        reference="12",
+        verifier=VerifierSpec(name="math"),
+        source="generated:0",
         columns={"level": 1},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="session")
@@ -194,7 +208,11 @@ def step_report() -> Callable[..., StepReport]:
     def make(step: int, **metrics: float) -> StepReport:
         update = UpdateReport(role="policy", metrics={"loss": 0.5}, tokens=10, forwarded_tokens=30)
         return StepReport(
-            step=step, version=step + 1, metrics={"reward/mean": 0.25, **metrics}, updates=(update,), seconds={"update": 0.1}
+            step=step,
+            version=step + 1,
+            metrics={"reward/mean": 0.25, **metrics},
+            updates=(update,),
+            seconds={"update": 0.1},
         )
 
     return make
@@ -205,9 +223,20 @@ def evaluation() -> Callable[..., Evaluation]:
     def make(step: int, *, stage: str = "", name: str = "held_out", accuracy: float = 0.5) -> Evaluation:
         value = Estimate(value=accuracy, low=accuracy - 0.1, high=accuracy + 0.1)
         return Evaluation(
-            name=name, stage=stage, step=step, problems=300, samples=4, accuracy=value, pass_at={1: value, 4: value},
-            answer_rate=value, accuracy_given_answer=value, mean_tokens=7.5, truncated=0.0, undecided=0.0, greedy=None,
+            name=name,
+            stage=stage,
+            step=step,
+            problems=300,
+            samples=4,
+            accuracy=value,
+            pass_at={1: value, 4: value},
+            answer_rate=value,
+            accuracy_given_answer=value,
+            mean_tokens=7.5,
+            truncated=0.0,
+            undecided=0.0,
+            greedy=None,
             seconds=1.5,
-        )  # fmt: skip
+        )
 
     return make

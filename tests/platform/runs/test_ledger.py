@@ -33,9 +33,7 @@ def open_ledger(store: Store, run: RunInfo, *, first_step: int = 0, **options: A
     return RunLedger(store, run, "", segment, run.folder, **{"retry_seconds": 0.05, **options})
 
 
-def test_what_is_recorded_is_read(
-    store: Store, new_run: Any, batch: Any, step_report: Any, evaluation: Any
-) -> None:  # fmt: skip
+def test_what_is_recorded_is_read(store: Store, new_run: Any, batch: Any, step_report: Any, evaluation: Any) -> None:
     run = new_run()
     ledger = open_ledger(store, run)
     assert isinstance(ledger, Ledger)
@@ -263,7 +261,10 @@ def test_a_record_of_nonsense_never_raises(store: Store, new_run: Any, batch: An
 
 # ---- killed ------------------------------------------------------------------------------------------------------
 
-def _trainer(url: str, home: Path, run: str, first: int, last: int, **environment: str) -> subprocess.CompletedProcess[str]:
+
+def _trainer(
+    url: str, home: Path, run: str, first: int, last: int, **environment: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(Path(__file__).parent / "trainer.py"), url, str(home), run, str(first), str(last)]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
 
@@ -284,7 +285,7 @@ def _acknowledged(done: subprocess.CompletedProcess[str]) -> list[int]:
 )
 def test_killed_in_the_middle_no_acknowledged_row_is_lost(
     store: Store, database_url: str, new_run: Any, fault: str
-) -> None:  # fmt: skip
+) -> None:
     run = new_run()
     died = _trainer(database_url, store.home, run.id, 0, 10, JURAT_FAULT=fault)
     assert died.returncode == -signal.SIGKILL, died.stderr
@@ -312,7 +313,15 @@ def test_killed_in_the_middle_no_acknowledged_row_is_lost(
 )
 def test_killed_at_any_moment(store: Store, database_url: str, new_run: Any, after: float) -> None:
     run = new_run()
-    command = [sys.executable, str(Path(__file__).parent / "trainer.py"), database_url, str(store.home), run.id, "0", "500"]
+    command = [
+        sys.executable,
+        str(Path(__file__).parent / "trainer.py"),
+        database_url,
+        str(store.home),
+        run.id,
+        "0",
+        "500",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     first = process.stdout.readline()

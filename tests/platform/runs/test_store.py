@@ -23,7 +23,8 @@ from jurat.platform.types import CheckpointRef
 
 def test_a_run_is_found_by_id_prefix_and_latest(store: Store, recipe: Recipe) -> None:
     made = [
-        store.create_run(recipe=recipe, recipe_digest="sha256:a", reward_digest="sha256:b", meta={"n": n}) for n in range(3)
+        store.create_run(recipe=recipe, recipe_digest="sha256:a", reward_digest="sha256:b", meta={"n": n})
+        for n in range(3)
     ]
     assert len({run.id for run in made}) == 3
     assert made[0].folder == store.home / "runs" / made[0].id
@@ -47,7 +48,7 @@ def test_a_run_may_be_named(store: Store, recipe: Recipe) -> None:
         return store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={}, run_id=name)
 
     assert make("first.try-1").id == "first.try-1"
-    with pytest.raises(ConfigError, match="there is a run 'first.try-1' already"):
+    with pytest.raises(ConfigError, match=r"there is a run 'first\.try-1' already"):
         make("first.try-1")
     for bad in ("latest", "../x", ".hidden", "a/b", "a\x00", "", "x" * 65, "a b"):
         with pytest.raises(ConfigError, match="cannot name a run"):
@@ -81,9 +82,12 @@ def test_states_move_as_the_table_says(store: Store, recipe: Recipe) -> None:
             store.set_state(run, state)
     told = [(e.payload["from"], e.payload["to"]) for e in store.events(run)]
     assert told == [
-        ("created", "running"), ("running", "failed"), ("failed", "running"), ("running", "running"),
+        ("created", "running"),
+        ("running", "failed"),
+        ("failed", "running"),
+        ("running", "running"),
         ("running", "finished"),
-    ]  # fmt: skip
+    ]
     assert [e.seq for e in store.events(run)] == [1, 2, 3, 4, 5]
     assert [e.seq for e in store.events(run, after=2, limit=2)] == [3, 4]
 
@@ -100,7 +104,13 @@ def test_a_step_belongs_to_the_newest_segment_that_began_at_or_before_it(store: 
     for step in range(6):
         store.add_metrics(run, first, step, {"x": step})
     second = store.start_segment(run, stage="grpo", stage_index=1, first_step=4)
-    assert _values(store, run) == [("sft", 0, 100.0), ("grpo", 0, 0.0), ("grpo", 1, 1.0), ("grpo", 2, 2.0), ("grpo", 3, 3.0)]
+    assert _values(store, run) == [
+        ("sft", 0, 100.0),
+        ("grpo", 0, 0.0),
+        ("grpo", 1, 1.0),
+        ("grpo", 2, 2.0),
+        ("grpo", 3, 3.0),
+    ]
     store.add_metrics(run, second, 4, {"x": 44.0})
     third = store.start_segment(run, stage="grpo", stage_index=1, first_step=2)
     store.add_metrics(run, third, 2, {"x": 222.0})
@@ -261,8 +271,10 @@ def test_one_process_cannot_take_a_run_twice_and_looking_does_not_drop_it(tmp_pa
         assert by is not None
         with pytest.raises(FencedOut, match=f"process {os.getpid()}"), exclusive(tmp_path):
             pass
-        probe = "import sys; from pathlib import Path; from jurat.platform.runs.lock import holder; " \
-                "print(holder(Path(sys.argv[1])).pid)"  # fmt: skip
+        probe = (
+            "import sys; from pathlib import Path; from jurat.platform.runs.lock import holder; "
+            "print(holder(Path(sys.argv[1])).pid)"
+        )
         done = subprocess.run([sys.executable, "-c", probe, str(tmp_path)], capture_output=True, text=True, check=True)
         assert int(done.stdout) == os.getpid()
     assert holder(tmp_path) is None
@@ -278,4 +290,3 @@ def test_a_holder_file_that_is_garbage_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "lock").write_bytes(b"\x00garbage")
     with exclusive(tmp_path):
         pass
-

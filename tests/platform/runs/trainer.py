@@ -43,14 +43,22 @@ def make_batch(step: int) -> Batch:
     scored = tuple(
         Scored(
             rollout=Rollout(
-                id=f"{step}-{index}", problem=problem, visit=step, index=index, tokens=np.arange(4),
-                loss_mask=np.arange(4) > 1, sampler_logprobs=np.zeros(4, dtype=np.float32),
-                spans=(Span(start=0, end=2, version=step),), text="2.", char_ends=np.array([1, 2]), finish="stop",
+                id=f"{step}-{index}",
+                problem=problem,
+                visit=step,
+                index=index,
+                tokens=np.arange(4),
+                loss_mask=np.arange(4) > 1,
+                sampler_logprobs=np.zeros(4, dtype=np.float32),
+                spans=(Span(start=0, end=2, version=step),),
+                text="2.",
+                char_ends=np.array([1, 2]),
+                finish="stop",
             ),
             judgement=Judgement(verdicts={"math": Verdict.of("correct", verifier=SPEC)}, reward=Reward(value=1.0)),
         )
         for index in range(6)
-    )  # fmt: skip
+    )
     visit = Visit(problem=problem, visit=step, position=step)
     return Batch(step=step, groups=(Group(visit=visit, scored=scored, allocation=Allocation(samples=6, reason="")),))
 
