@@ -17,7 +17,7 @@ from typing import Any
 from jurat.verifiers.math.backend import FLINT, parts
 from jurat.verifiers.math.exact import rational
 from jurat.verifiers.math.limits import MAX_TERMS, Steps, Undefined
-from jurat.verifiers.math.tree import Node, num, replace
+from jurat.verifiers.math.tree import Node, num, replace, walk
 
 if FLINT:
     from flint import acb, arb, ctx, fmpq, fmpz
@@ -104,6 +104,8 @@ class Evaluator:
             return self.function(node.value, args)
         if kind == "big":
             return self.big(node)
+        if kind == "cases":
+            return self.cases(node)
         raise NoValue(kind)
 
     def power(self, base_node: Node, exponent_node: Node) -> Any:
@@ -208,6 +210,30 @@ class Evaluator:
             return (1 / x).asin()
         raise NoValue(name)
 
+    def cases(self, node: Node) -> Any:
+        """The branch whose condition certainly holds."""
+        for value, condition in (pair.args for pair in node.args):
+            if condition == Node("text", "otherwise") or self.holds(condition):
+                return self(value)
+        raise Undefined("no_case")
+
+    def holds(self, condition: Node) -> bool:
+        if condition.kind != "rel":
+            raise NoValue("condition")
+        for left, operator, right in zip(condition.args, condition.value, condition.args[1:], strict=False):
+            gap = _real(self(left) - self(right))
+            if gap.is_zero():
+                if operator in ("<", ">", "!="):
+                    return False
+            elif gap > 0 or gap < 0:
+                if (operator in ("<", "<=", "=") and gap > 0) or (operator in (">", ">=", "=") and gap < 0):
+                    return False
+            else:
+                raise NoValue("condition")
+            if operator not in ("<", ">", "<=", ">=", "=", "!="):
+                raise NoValue("condition")
+        return True
+
     def determinant(self, matrix: Node) -> Any:
         if matrix.kind != "matrix" or matrix.value[0] != matrix.value[1]:
             raise NoValue("det")
@@ -230,6 +256,8 @@ class Evaluator:
 
     def big(self, node: Node) -> Any:
         variable, low, high, body = node.args
+        if node.value == "int" and FLINT and not self.at:
+            return self.integral(variable, low, high, body)
         if node.value not in ("sum", "prod") or variable.kind != "sym":
             raise NoValue(node.value)
         bounds = []
@@ -245,6 +273,32 @@ class Evaluator:
             term = self(replace(body, {variable: num(k)}))
             total = total + term if node.value == "sum" else total * term
         return total
+
+
+    def integral(self, variable: Node, low: Node, high: Node, body: Node) -> Any:
+        """A definite integral of an entire integrand between finite bounds (python-flint's rigorous quadrature)."""
+        if any(n.kind not in _ENTIRE and not (n.kind == "fn" and n.value in ("sin", "cos", "sinh", "cosh")) for n in walk(body)):
+            raise NoValue("int")
+        if any(n.kind == "pow" and not _entire_power(n, variable) for n in walk(body)) or any(
+            n.kind == "div" and variable in walk(n.args[1]) for n in walk(body)
+        ):
+            raise NoValue("int")
+        bounds = self(low), self(high)
+
+        def integrand(t: Any, _: bool) -> Any:
+            return Evaluator(self.steps, {variable.value: t}, self.log_base)(body)
+
+        return acb.integral(integrand, *bounds, eval_limit=400)
+
+
+_ENTIRE = frozenset(("num", "sym", "const", "add", "mul", "neg", "div", "pow"))
+
+
+def _entire_power(node: Node, variable: Node) -> bool:
+    base, exponent = node.args
+    if exponent.kind == "num" and exponent.value[1] == 1 and exponent.value[0] >= 0:
+        return True
+    return variable not in walk(base) and base.kind in ("num", "const")
 
 
 def _at(node: Node, at: Mapping[str, Any]) -> Node:

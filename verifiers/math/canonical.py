@@ -53,7 +53,9 @@ _DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}%$,;!])")
 _DOLLARS = re.compile(r"(?<!\\)\$")
 _MANGLED = re.compile(r"\\?\x0c(?=rac\b|rac[^a-z])")
 _SPACE = re.compile(r"\s+")
-_BOLD = re.compile(r"\*\*([^*]{1,400})\*\*")
+_CHOOSE = re.compile(r"(?<![\w}])(?:\{\s*\})?\s*[_^]\s*\{?\s*(\w{1,6})\s*\}?\s*(?:C|\\mathrm\{C\}|\\text\{C\})\s*_\s*\{?\s*(\w{1,6})\s*\}?(?![\w])")
+_TAGS = re.compile(r"</?(?:b|i|u|em|strong|span|p|sup|code|mark|center)(?:\s[^<>]{0,80})?>", re.IGNORECASE)
+_BOLD = re.compile(r"(?<![\w)\]}])\*\*([^*]{1,400})\*\*(?![\w(])")
 
 
 def canonical(raw: str) -> str:
@@ -76,8 +78,12 @@ def canonical(raw: str) -> str:
         text = _DOUBLED.sub(r"\\", text)
     if "$" in text:
         text = _without_dollars(text)
-    if "**" in text and text.lstrip().startswith("**"):
+    if text.count("**") > 1 and not text.lstrip()[:1].isalnum():
         text = _BOLD.sub(r"\1", text)
+    if "C" in text and "_" in text:
+        text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
+    if "</" in text:
+        text = _TAGS.sub(lambda m: "^" if m[0].lower().startswith("<sup") else "", text)
     text = _SPACE.sub(" ", text).strip()
     while text:
         if text[-1] in ".,;:" and not text.endswith(("\\,", "\\;", "\\:", "\\.", "..")):

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import permutations
 
-from jurat.verifiers.math import units, values
+from jurat.verifiers.math import points, units, values
 from jurat.verifiers.math.exact import rational
 from jurat.verifiers.math.names import assignment, assignments, stem
 from jurat.verifiers.math.numerals import based_value
-from jurat.verifiers.math.relations import chain_value
+from jurat.verifiers.math.relations import are_roots, chain_value
 from jurat.verifiers.math.sets import NotReal, RealSet, interval_of, real_set
 from jurat.verifiers.math.signs import expand, has_signs
 from jurat.verifiers.math.suffix import ORDINAL_KEY
-from jurat.verifiers.math.tree import PI, SCALARS, Node, mul, num, replace, symbols
+from jurat.verifiers.math.tree import I_UNIT, PI, SCALARS, Node, mul, num, replace, symbols
 from jurat.verifiers.math.verdict import Context
 
 Pair = tuple[Node, Node]
@@ -82,6 +82,23 @@ def consistent(chain: Node, context: Context) -> bool:
         if side.kind != "num":
             return False
     return True
+
+
+def _equation_roots(a: Node, b: Node, context: Context) -> Iterator[Pair]:
+    """x^2 = 4 for x = 2, x = -2: every root once, and no other value."""
+    if a.kind != "rel" or a.value != ("=",) or len(symbols(a)) != 1 or assignment(a) is not None:
+        return
+    named = assignments(b)
+    if named is not None:
+        if {name for name, _ in named} != {Node("sym", next(iter(symbols(a))))}:
+            return
+        found = [value for _, value in named]
+    elif b.kind in ("list", "set"):
+        found = list(b.args)
+    else:
+        return
+    if 0 < len(found) < 25 and all(value.kind in SCALARS and not symbols(value) for value in found) and are_roots(a, found, context):
+        yield b, b
 
 
 def _membership(a: Node, b: Node, context: Context) -> Iterator[Pair]:
@@ -188,6 +205,17 @@ def _percent_dropped(a: Node, b: Node, context: Context) -> Iterator[Pair]:
 def _degree_dropped(a: Node, b: Node, context: Context) -> Iterator[Pair]:
     if a.kind == "degree" and b.kind in SCALARS and b.kind not in ("percent", "qty", "degree"):
         yield a.args[0], b
+    elif a.kind in ("add", "neg", "mul", "div") and any(n.kind == "degree" for n in a.args) and b.kind in SCALARS and b.kind not in ("percent", "qty"):
+        yield _without_degrees(a), _without_degrees(b) if b.kind != "degree" else b.args[0]
+
+
+def _without_degrees(node: Node) -> Node:
+    """90 degrees - x is read as 90 - x; angles inside functions keep their degrees."""
+    if node.kind == "degree":
+        return node.args[0]
+    if node.kind in ("add", "neg", "mul", "div"):
+        return Node(node.kind, node.value, tuple(_without_degrees(arg) for arg in node.args))
+    return node
 
 
 def _degree_radian(a: Node, b: Node, context: Context) -> Iterator[Pair]:
@@ -301,6 +329,19 @@ def _long_part(a: Node, b: Node, context: Context) -> bool:
     return b.kind == "num" and values.approximates(b, a, context.policy.decimal_digits, context)
 
 
+def _imaginary_j(a: Node, b: Node, context: Context) -> Iterator[Pair]:
+    """3 + 4j, as engineers write it."""
+    if "j" in symbols(b) and "j" not in symbols(a) and I_UNIT in _walk(a):
+        yield a, replace(b, {Node("sym", "j"): I_UNIT})
+
+
+def _cases_function(a: Node, b: Node, context: Context) -> Iterator[Pair]:
+    """|x| for its cases, by points; the ends of the cases are among the points."""
+    if a.kind == "cases" and (b.kind in SCALARS or (b.kind == "cases" and len(a.args) == len(b.args))) and symbols(b):
+        if points.agree(a, b, context).equal:
+            yield b, b
+
+
 def _constant_renamed(a: Node, b: Node, context: Context) -> Iterator[Pair]:
     """x^2/2 + C against x^2/2 + K."""
     left, right = symbols(a), symbols(b)
@@ -343,6 +384,7 @@ def _written_out(node: Node) -> Node | None:
 TABLE: tuple[Conversion, ...] = (
     Conversion("assignment_value", "x = 5 for 5", _assignment_value),
     Conversion("chain_value", "7 + 5 = 12 for 12", _chain_value),
+    Conversion("equation_roots", "x^2 = 4 for x = 2 or x = -2", _equation_roots),
     Conversion("membership", "x in S for S", _membership),
     Conversion("relation_set", "x >= 2 for [2, oo)", _relation_set),
     Conversion("set_braces", "1, 2 for {1, 2}", _set_braces),
@@ -368,6 +410,8 @@ TABLE: tuple[Conversion, ...] = (
     Conversion("time_ratio", "7:32 is a clock time or a ratio", _time_ratio),
     Conversion("equal_alternatives", "26/36 or 13/18 for 13/18", _equal_alternatives),
     Conversion("long_decimal", "0.3333333333 for 1/3", _long_decimal),
+    Conversion("imaginary_j", "3 + 4j for 3 + 4i", _imaginary_j),
+    Conversion("cases_function", "|x| for its cases", _cases_function),
     Conversion("constant_renamed", "x + C for x + K", _constant_renamed),
     Conversion("ellipsis", "1, 2, ..., 10 for 1, 2, 3, ..., 10", _ellipsis),
 )

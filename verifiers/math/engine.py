@@ -207,8 +207,10 @@ def _comma_readings(g: Reading, a: Reading) -> list[tuple[Node, Node]]:
         if not mine.comma or other.node is None:
             continue
         mode = "list" if other.kind in _COLLECTIONS else "decimal"
+        if mode == "decimal" and mine.kind != "list":
+            continue
         again = read(mine.raw, mode).node
-        if again is not None and again != mine.node and (mode == "list" or (again.kind in SCALARS and _long_fraction(again))):
+        if again is not None and again != mine.node and (mode == "list" or (again.kind in SCALARS and (flip or _long_fraction(again)))):
             pairs.append((other.node, again) if flip else (again, other.node))
     return pairs
 

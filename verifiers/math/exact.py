@@ -161,6 +161,8 @@ def _function(name: str, args: tuple[Node, ...], steps: Steps) -> Any:
         if n > 10_000:
             raise _NotRational
         return Q(math.comb(n, k))
+    if name == "perm":
+        return Q(math.perm(_natural(values[0]), _natural(values[1])))
     if name in ("gcd", "lcm"):
         if not all(is_integer(v) for v in values):
             raise _NotRational

@@ -36,7 +36,9 @@ _NUMBER = re.compile(
     r"(?:\s?/\s?\d+)?(?:\s?(?:\\?%|percent\b|pct\b|°|million\b|billion\b|thousand\b|hundred\b|dozen\b))?"
 )
 _BETWEEN = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]+|\b(?:and|or|text|quad|papers?|bins?|for|part|parts|a|b|c|y|x|[a-z]_?\d)\b)*", re.IGNORECASE)
+_QUOTES = re.compile(r"^(?:\\\\?\")+|(?:\\\\?\")\.?$")
 _MAX_BETWEEN = 60
+_MAX_BOXES = 64
 _SHORT = 400
 
 
@@ -110,7 +112,7 @@ def boxes(text: str) -> list[_Box]:
     found: list[_Box] = []
     at = 0
     budget = 4 * len(text) + 1000
-    for match in _BOX.finditer(text):
+    for match in [*_BOX.finditer(text)][-_MAX_BOXES:]:
         if match.start() < at:
             continue
         i = match.end()
@@ -266,7 +268,7 @@ def _reads(text: str) -> bool:
 
 
 def _cleaned(text: str, start: int, end: int, rule: str) -> Extracted | None:
-    content = text[start:end].strip().strip("*`").strip()
+    content = _QUOTES.sub("", text[start:end].strip().strip("*`").strip())
     return Extracted(content, start, end, rule) if content else None
 
 

@@ -150,7 +150,7 @@ class _Scanner:
             raise Unparseable("not_a_number")
         elif is_word(run):
             self.emit("word", run)
-        elif len(run) <= 3 and run in units.SHORT_UNITS and self.out and self.out[-1][0] in ("num", "close", "const"):
+        elif len(run) <= 3 and run in units.SHORT_UNITS and self.out and self.out[-1][0] in ("num", "close", "const", "word"):
             self.emit("word", run)
         elif run[:3] in ("and",) and run[3:4].isupper():
             self.emit("word", "and")
@@ -254,6 +254,9 @@ class _Scanner:
             if name == "begin" and env in ("array", "tabular"):
                 self.argument(end)
             self.emit(name, env)
+        elif name.startswith("quad") and name[4:]:  # "\\quad" run together with the next name
+            self.space = self.space or 1
+            self.letters(name[4:], prose)
         elif name in ("forall", "exists", "lnot", "neg", "qed"):
             self.emit("word", name)
         else:
@@ -317,7 +320,7 @@ class _Scanner:
 def is_word(run: str) -> bool:
     """Whether a letter run in mathematics is a word and no product of letters: vocabulary, units, or word-like and long."""
     low = run.lower()
-    if low in words.VOCABULARY:
+    if low in words.VOCABULARY and (not run.isupper() or low in words.JOINS):
         return len(run) > 2 or low in words.SHORT_WORDS
     if run in units.LONG_UNITS or low in units.LONG_UNITS:
         return True
@@ -366,10 +369,7 @@ def join_digits(tokens: list[Token], commas: str) -> list[Token]:
             separator, jump = step
             parts.append(tokens[i + jump - 1][1])
             i += jump
-        joined = _joined(parts, separator)
-        if i < size and tokens[i][0] == "num" and not _mixed(joined, tokens, i):
-            raise Unparseable("digits_apart")
-        out.append(("num", joined, space))
+        out.append(("num", _joined(parts, separator), space))
     return out
 
 
@@ -423,18 +423,6 @@ def _joined(parts: list[str], separator: str) -> str:
     if separator == "decimal":
         return parts[0].replace(".", "") + "." + parts[1]
     return "".join(parts)
-
-
-def _mixed(joined: str, tokens: list[Token], i: int) -> bool:
-    """`2 1/3`: whole, space, numerator, slash, denominator."""
-    return (
-        joined.isdigit()
-        and tokens[i][1].isdigit()
-        and i + 2 < len(tokens)
-        and tokens[i + 1][:2] == ("op", "/")
-        and tokens[i + 2][0] == "num"
-        and tokens[i + 2][1].isdigit()
-    )
 
 
 def render(tokens: list[Token]) -> str:

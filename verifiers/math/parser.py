@@ -47,13 +47,18 @@ class Expressions(Suffix, Brackets, Cursor):
                     break
                 self.pos += 1
                 left = mul(left, self.expression(30))
+            elif kind == "word" and value.lower() == "to" and left.kind in ("num", "ratio") and self.peek(1)[0] == "num" and power < 10:
+                self.pos += 1
+                left = self.infix(left, ":", 10)
             elif kind == "word" or kind == "cur":
-                if power >= IMPLICIT:
+                if power >= 30:
                     break
                 after = self.suffix(left)
                 if after is None:
                     break
                 left = after
+            elif left.kind == "qty" and kind == "num":
+                left = self.compound(left)
             elif self.starts_factor(kind, value):
                 if power >= IMPLICIT:
                     break
@@ -179,7 +184,10 @@ class Expressions(Suffix, Brackets, Cursor):
             name += self.prime_exponent()
         if self.at("op", "_"):
             self.pos += 1
-            name += "_" + self.subscript()
+            index = self.subscript()
+            if name in ("C", "A", "P") and index.isdigit() and int(index) > 1 and (chosen := self.chosen(int(index))) is not None:
+                return Node("fn", "binom" if name == "C" else "perm", (decimal(index), chosen))
+            name += "_" + index
             while self.accept("op", "'"):
                 name += "'"
         if self.at("open", "(") and not self.peek()[2] and (name[0] in _APPLIED or "'" in name):
@@ -191,6 +199,15 @@ class Expressions(Suffix, Brackets, Cursor):
         if name == "e":
             return Node("const", "e")
         return Node("sym", name)
+
+    def chosen(self, total: int) -> Node | None:
+        """The upper index of C_5^2."""
+        braced = self.peek(1)[:2] == ("open", "{")
+        kind, value, _ = self.peek(1 + braced)
+        if self.at("op", "^") and kind == "num" and value.isdigit() and int(value) <= total and (not braced or self.peek(3)[:2] == ("close", "}")):
+            self.pos += 2 + 2 * braced
+            return decimal(value)
+        return None
 
     def prime_exponent(self) -> str:
         """x^{\\prime\\prime} or x^'"""
@@ -252,7 +269,7 @@ class Expressions(Suffix, Brackets, Cursor):
         for _ in range(2):
             if exponent is None and self.at("op", "^"):
                 self.pos += 1
-                exponent = self.exponent()
+                exponent = self.power_of_function()
             elif base is None and self.at("op", "_"):
                 self.pos += 1
                 base = self.base_argument()
@@ -265,6 +282,14 @@ class Expressions(Suffix, Brackets, Cursor):
         args = self.arguments(name)
         node = self.known(name, base, args)
         return node if exponent is None else Node("pow", None, (node, exponent))
+
+    def power_of_function(self) -> Node:
+        """sin^318 is TeX for (sin 18)^3: digits split where no argument would be left."""
+        kind, value, _ = self.peek()
+        if kind == "num" and value.isdigit() and len(value) > 1 and not (self.starts_factor(*self.peek(1)[:2]) or self.peek(1)[:2] == ("op", "_")):
+            self.tokens[self.pos] = ("num", value[1:], 0)
+            return decimal(value[0])
+        return self.exponent()
 
     def base_argument(self) -> Node:
         if self.at("open", "{"):
@@ -303,6 +328,9 @@ class Expressions(Suffix, Brackets, Cursor):
             self.pos += 1
             return neg(self.product_argument())
         left = self.expression(45)
+        if self.at("word") and self.peek()[1].lower() in words.DEGREE:
+            self.pos += 1
+            return Node("degree", None, (left,))
         while True:
             kind, value, space = self.peek()
             if kind == "fn" or not self.starts_factor(kind, value) or (kind == "open" and value in ("(", "[") and left.kind != "num"):

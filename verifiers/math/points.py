@@ -55,6 +55,14 @@ def _agree(a: Node, b: Node, names: list[str], integers: frozenset[str], base: s
 
 
 def _domain(a: Node, b: Node, names: list[str], integers: frozenset[str], base: str, rng: random.Random, sign: int, context: Context) -> Outcome:
+    for at in _boundaries(a, b, names) if sign > 0 else ():
+        evaluate = Evaluator(context.steps, at, base)
+        try:
+            with Precision(BITS):
+                if disjoint(evaluate(a), evaluate(b)):
+                    return Outcome(False, "point_disjoint", FLINT)
+        except (NoValue, OverflowError, Undefined):
+            return Outcome(None, "no_value", False)
     agreed = tried = 0
     while agreed < NUM_POINTS and tried < 3 * NUM_POINTS:
         tried += 1
@@ -78,6 +86,14 @@ def _domain(a: Node, b: Node, names: list[str], integers: frozenset[str], base: 
     if agreed < NUM_POINTS // 2:
         return Outcome(None, "no_points", False)
     return Outcome(True, f"identity_numeric_{agreed}", False)
+
+
+def _boundaries(a: Node, b: Node, names: list[str]) -> list[dict[str, Any]]:
+    """The numbers that conditions of cases compare the one symbol with, and numbers on both sides of each."""
+    if len(names) != 1 or not any(tree.kind == "cases" for tree in (a, b)):
+        return []
+    found = {n.value[:2] for tree in (a, b) for part in walk(tree) if part.kind == "rel" for n in walk(part) if n.kind == "num"}
+    return [{names[0]: acb(fmpq(p + shift * q, 7 * q) if shift else fmpq(p, q))} for p, q in sorted(found)[:8] for shift in (0, 1, -1, 40, -40)]
 
 
 def narrow(x: Any) -> bool:

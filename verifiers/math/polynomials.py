@@ -130,3 +130,9 @@ def rational_near(ball: Any, poly: Any) -> Node | None:
     guess = Rational(float(ball.mid())).limit_denominator(10_000)
     value = fmpq(guess.numerator, guess.denominator)
     return num(guess.numerator, guess.denominator) if poly.subs({0: value}) == 0 else None
+
+
+def distinct_roots(poly: Any) -> int:
+    """Number of distinct complex roots of a polynomial in one generator: degree of f / gcd(f, f')."""
+    common = poly.gcd(poly.derivative(0))
+    return int(poly.total_degree()) - int(common.total_degree())

@@ -11,7 +11,7 @@ from jurat.verifiers.math.canonical import canonical
 from jurat.verifiers.math.exact import rational
 from jurat.verifiers.math.lexer import render, tokenize
 from jurat.verifiers.math.limits import MAX_STEPS, Steps, TooLarge, Undefined, Unparseable
-from jurat.verifiers.math.numerals import decimal
+from jurat.verifiers.math.numerals import based, decimal
 from jurat.verifiers.math.statements import parse
 from jurat.verifiers.math.tree import Node
 
@@ -22,10 +22,12 @@ _CODE = re.compile(r"__|[A-Za-z]\(|[\"']\w+[\"'],|\w=\w+\(")
 _LETTER = re.compile(r"[^\W\d_]")
 _SIMPLE = re.compile(r"[+-]?\d{1,300}(?:\.\d{1,300})?")
 _LABEL = re.compile(r"\(?\s*([A-Za-z])\s*(?:(\))|[.:](?!\d)|$)\s*")
+_OPTION = re.compile(r"^(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)\s*(?:is)?\s*:?\s*", re.IGNORECASE)
 _OTHER_LABEL = re.compile(r"\(([A-Ja-j])\)|(?:^|[\s,;])([A-J])[.):](?:\s|$)")
 _CHOICE_GOLD = re.compile(r"\(([A-Ja-j])\)|([A-J])\.?")
 _SELECTION = re.compile(r"\(?[A-J]\)?(?:(?:\s*,\s*|\s*and\s*|\s*&\s*|\s*)\(?[A-J]\)?){0,9}")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2})(?::(\d{2}))?)?\s*(a\.?m\.?|p\.?m\.?|noon)?", re.IGNORECASE)
+_HEX = re.compile(r"\(?([0-9A-Z]{1,40})\)?_\{?\s*(1[1-9]|2\d|3[0-6])\s*\}?")
 _DENIAL = re.compile(r"\b(?:not|wrong|incorrect|false|never|isn't|no)\b", re.IGNORECASE)
 _COMMA_NUMBER = re.compile(r"\d,\d")
 
@@ -66,7 +68,7 @@ def read(raw: str, commas: str = "auto") -> Reading:
         return Reading(raw, error=str(error), large=True)
     key = plain(text)
     comma = bool(_COMMA_NUMBER.search(text)) or "{,}" in text
-    clock = clock_time(key)
+    clock = clock_time(key) or hexadecimal(text)
     norm = text
     try:
         tokens = tokenize(text, commas)
@@ -104,12 +106,23 @@ def plain(text: str) -> str:
 
 def prose(text: str, key: str) -> Node | None:
     """A text node, where the answer is words and nothing that looks like mathematics or code."""
-    if "\\" in key or not _PROSE.fullmatch(key) or _CODE.search(text) or not _LETTER.search(key):
+    if key in ("nan", "n/a") or "\\" in key or not _PROSE.fullmatch(key) or _CODE.search(text) or not _LETTER.search(key):
         return None
     kept = re.sub(r"[.,;:'\"()?!&%$/+=*#-]+", " ", key).split()
     if not any(len(word) > 1 and word.isalpha() for word in kept):
         return None
     return Node("text", " ".join(kept))
+
+
+def hexadecimal(text: str) -> Node | None:
+    """A3_{16}: letters as digits, where the base allows them."""
+    match = _HEX.fullmatch(text)
+    if match is None or match[1].isdigit():
+        return None
+    try:
+        return based(match[1], match[2])
+    except Unparseable:
+        return None
 
 
 def clock_time(key: str) -> Node | None:
@@ -133,7 +146,7 @@ def choice_of_gold(reading: Reading) -> str:
 
 def choice_of_answer(reading: Reading) -> str:
     """The letter that an answer chooses: "B", "(b)", "B. because ...", "(B) 3x = 7"; "" where it names none or several."""
-    text = _bare(reading.raw)
+    text = _OPTION.sub("", _bare(reading.raw))
     match = _LABEL.match(text)
     if match is None or (match[2] and not text.startswith("(") and len(text) > match.end() and not text[match.end() - 1].isspace()):
         return ""

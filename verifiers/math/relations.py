@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jurat.verifiers.math import modular, points, polynomials
+from jurat.verifiers.math import modular, points, polynomials, values
 from jurat.verifiers.math.limits import TooLarge, Undefined
 from jurat.verifiers.math.names import assignment, assignments, is_name, last_exact, stem
 from jurat.verifiers.math.sets import INEQUALITIES, NotReal, equal_sets, interval_of, real_set
-from jurat.verifiers.math.tree import Node, sub, symbols
+from jurat.verifiers.math.tree import Node, num, replace, sub, symbols
 from jurat.verifiers.math.verdict import Context, Outcome
 
 Judge = Callable[[Node, Node, Context], Outcome]
@@ -89,6 +89,22 @@ def equal_equations(a: Node, b: Node, context: Context) -> Outcome:
     return points.constant_ratio(f, g, context)
 
 
+def are_roots(equation: Node, found: list[Node], context: Context) -> bool:
+    """Whether `found` are exactly the distinct roots of a polynomial equation in one unknown with rational coefficients."""
+    fraction = polynomials.fractions([sub(*equation.args)], context.steps)
+    if fraction is None:
+        return False
+    top, bottom = reduced(*fraction[0])
+    unknown = Node("sym", next(iter(symbols(equation))))
+    if top.total_degree() < 1 or polynomials.distinct_roots(top) != len(found):  # type: ignore[attr-defined]
+        return False
+    difference = sub(*equation.args)
+    if any(values.equal_values(x, y, context).equal is not False for i, x in enumerate(found) for y in found[:i]):
+        return False
+    del bottom
+    return all(values.is_zero(replace(difference, {unknown: value}), context) for value in found)
+
+
 def reduced(top: object, bottom: object) -> tuple[object, object]:
     common = top.gcd(bottom)  # type: ignore[attr-defined]
     return (top / common, bottom / common) if common != 0 else (top, bottom)  # type: ignore[operator]
@@ -125,8 +141,6 @@ def equal_inequalities(a: Node, b: Node, context: Context, judge: Judge) -> Outc
 
 def _ratio_sign(f: Node, g: Node, context: Context) -> int:
     """Sign of the constant f / g, read at rational points."""
-    from jurat.verifiers.math.tree import num, replace
-
     names = sorted(symbols(f))
     for shift in range(2, 8):
         table = {Node("sym", name): num(3 * i + shift, 1) for i, name in enumerate(names)}

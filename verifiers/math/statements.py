@@ -7,6 +7,7 @@ from jurat.verifiers.math.limits import MAX_ITEMS, TooLarge, Unparseable
 from jurat.verifiers.math.parser import Expressions
 from jurat.verifiers.math.tree import Node, symbols
 
+_ORDER = frozenset(("<", ">", "<=", ">=", "!="))
 _INTEGER_SPACES = (Node("space", "Z"), Node("space", "N"))
 
 
@@ -15,14 +16,14 @@ class Statements(Expressions):
         """Statements separated by commas, semicolons, "and" and "or": (separator before it, statement)."""
         found: list[tuple[str, Node]] = []
         separator = ""
-        while not (self.at("close") and self.peek()[1] in closers) and not self.at("end"):
+        while not (self.at("close") and self.peek()[1] in closers) and self.peek()[0] not in ("end", "cell", "row"):
             found.append((separator, self.statement()))
             if len(found) > MAX_ITEMS:
                 raise TooLarge("items")
             separator = self.separator()
             if not separator:
                 return found
-        if separator:
+        if separator and self.peek()[0] not in ("cell", "row"):
             raise Unparseable("trailing_separator")
         return found
 
@@ -35,6 +36,9 @@ class Statements(Expressions):
                 self.pos += 1
                 return "or" if following.lower() == "or" else value
             return value
+        if kind == "op" and value in ("cup", "cap"):  # between inequalities; sets were joined as operands
+            self.pos += 1
+            return "or" if value == "cup" else ","
         if kind == "word" and value.lower() in ("and", "or"):
             self.pos += 1
             return "or" if value.lower() == "or" else ","
@@ -54,7 +58,7 @@ class Statements(Expressions):
                 if not operator:
                     raise Unparseable("negated_relation")
             operators.append(operator)
-            sides.append(self.expression(0))
+            sides.append(self.expression(16 if operator in _ORDER else 0))
         return self.modulo(Node("rel", tuple(operators), tuple(sides)))
 
     def modulo(self, node: Node) -> Node:

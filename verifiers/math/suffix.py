@@ -8,6 +8,7 @@ from __future__ import annotations
 from jurat.verifiers.math import units, words
 from jurat.verifiers.math.cursor import Cursor
 from jurat.verifiers.math.limits import Unparseable
+from jurat.verifiers.math.numerals import based
 from jurat.verifiers.math.tree import INF, Node, mul, num
 
 ORDINAL_KEY: units.Key = ((("#th", 1),), 1, 1)
@@ -33,10 +34,17 @@ class Suffix(Cursor):
         if word in words.PERCENT:
             self.pos += 1
             return Node("percent", None, (left,))
+        if word == "per" and self.peek(1)[1].lower() == "cent":
+            self.pos += 2
+            return Node("percent", None, (left,))
         if word in words.DEGREE:
             self.pos += 1
             left = Node("degree", None, (left,))
             return self.qualified(left) or left
+        if word == "base" and left.kind == "num" and self.peek(1)[0] in ("num", "word"):
+            digits = self.tokens[self.pos - 1][1]
+            self.pos += 1
+            return based(digits, self.next()[1])
         if word in words.SCALES and left.kind in ("num", "mul", "div", "add"):
             self.pos += 1
             return mul(left, num(words.SCALES[word]))
@@ -44,6 +52,17 @@ class Suffix(Cursor):
             self.pos += 1
             return self.ordinal(left)
         return self.units(left)
+
+    def compound(self, left: Node) -> Node:
+        """5 feet 3 inches: one quantity, in the first unit."""
+        bases, p, q = left.value
+        right = self.expression(29)
+        if right.kind != "qty" or right.value[0] != bases or not bases:
+            raise Unparseable("two_quantities")
+        factor = units.F(right.value[1], right.value[2]) / units.F(p, q)
+        if factor >= 1:
+            raise Unparseable("two_quantities")
+        return Node("qty", left.value, (Node("add", None, (left.args[0], mul(right.args[0], num(factor.numerator, factor.denominator)))),))
 
     def ordinal(self, left: Node) -> Node:
         """12th, 4^{th}; a noun may follow ("12th grade")."""

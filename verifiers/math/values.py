@@ -85,20 +85,23 @@ def _closed(a: Node, b: Node, left: Any, right: Any, context: Context) -> Outcom
 
 def _closed_at(a: Node, b: Node, log_base: str, context: Context) -> Outcome:
     evaluate = Evaluator(context.steps, log_base=log_base)
-    wide = True
+    wide, huge = True, False
     for bits in PRECISIONS:
         with Precision(bits):
             x, y = evaluate(a), evaluate(b)
             if disjoint(x, y):
                 return Outcome(False, f"ball_disjoint_{bits}", FLINT)
             wide = not (x.is_finite() and y.is_finite()) or not _tight(x, y, bits)
+            huge = not wide and float_exponent(x) > bits - 100
         if bits == PRECISIONS[0] and not wide:
             bound = separation(sub(a, b), context.steps) if FLINT else None
             if bound is not None and bound <= MAX_PROOF_BITS:
                 return _proved(a, b, bound, evaluate)
-    if wide:
-        same = modular.difference(a, b, context.seed, context.steps)[0]
-        return Outcome(True, "identity_modular", False) if same else Outcome(None, "balls_too_wide", False)
+    if wide or huge:  # too large for its units to be seen at any precision tried
+        same, pure = modular.difference(a, b, context.seed, context.steps)
+        if same or pure:
+            return Outcome(same, "identity_modular" if same else "residues_differ", not same)
+        return Outcome(None, "balls_too_wide", False)
     return Outcome(True, f"numeric_{PRECISIONS[-1]}", False)
 
 

@@ -71,7 +71,7 @@ CONSTANTS: dict[str, Node] = {
 }
 
 VOCABULARY = (
-    NEUTRAL | CHANGING | PERCENT | DEGREE | frozenset(SCALES) | frozenset(NUMBER_WORDS) | frozenset(JOINS) | frozenset("odd even yes no am pm by".split())
+    NEUTRAL | CHANGING | ORDINAL | PERCENT | DEGREE | frozenset(SCALES) | frozenset(NUMBER_WORDS) | frozenset(JOINS) | frozenset("odd even yes no am pm by".split())
 )
 """Letter runs that are read as words even without `\\text`."""
 
