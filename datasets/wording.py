@@ -128,11 +128,11 @@ TWO_STEP = {
         "{x} has {a} {boxes} of {B} and gives away {c}. How many {things} are left?",
         "{a} {boxes} hold {B} each. {c} are broken. How many {things} are whole?",
         "{x} sells {a} {things} at {b} dollars each and pays {c} dollars rent. How many dollars remain?",
-        "{x} makes {B} an hour for {a} hours and eats {c}. How many {things} are left?",
+        "{x} makes {B} an hour for {a} hours and sells {c}. How many {things} are left?",
     ),
     "+*": (
         "{x} has {a} red and {b} blue {things} in each of {c} {boxes}. How many {things} in all?",
-        "Each day {x} reads {a} pages and {y} reads {b}. How many pages do both read in {c} days?",
+        "Each day {x} reads {a} pages and {y} reads {b}. How many pages do they read together in {c} days?",
         "A meal is {a} dollars and a drink {b}. How many dollars do {c} people pay for both?",
         "Each of {c} children has {A} at home and {b} at school. How many {things} in all?",
     ),
@@ -146,12 +146,12 @@ TWO_STEP = {
 
 THREE_STEP = {
     "*+*": (
-        "{x} buys {a} {things} at {b} dollars and {c} hats at {d} dollars. How many dollars in all?",
+        "{x} buys {a} {things} at {b} dollars each and {c} hats at {d} dollars each. How many dollars in all?",
         "{a} {boxes} hold {b} {things} each and {c} {boxes} hold {d} each. How many {things} in all?",
-        "{x} walks {b} miles on {a} days and {d} miles on {c} days. How many miles in all?",
+        "{x} walks {b} miles a day for {a} days, then {d} miles a day for {c} days. How many miles in all?",
     ),
     "*-*": (
-        "{x} sells {a} {things} at {b} dollars and buys {c} at {d} dollars. How many dollars are gained?",
+        "{x} sells {a} {things} at {b} dollars each and buys {c} at {d} dollars each. How many dollars are gained?",
         "{a} {boxes} of {b} {things} came in and {c} {boxes} of {d} went out. How many {things} remain?",
     ),
     "*-/": (

@@ -138,7 +138,7 @@ GOLDEN = [
     (3, "Lin has 84 books and gets 83 more. How many books does Lin have? 167"),
     (4, "Compute 9 * 12 - 46. 62"),
     (5, "Find 15 percent of 320. 48"),
-    (6, "Vera walks 9 miles on 7 days and 5 miles on 2 days. How many miles in all? 73"),
+    (6, "Vera walks 9 miles a day for 7 days, then 5 miles a day for 2 days. How many miles in all? 73"),
 ]
 
 
