@@ -11,8 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from jurat import __version__
-from jurat.api import cli_models, cli_recipes, cli_train, terminal
+from jurat.api import cli_datasets, cli_models, cli_recipes, cli_runs, cli_train, cli_verifiers, terminal
 from jurat.platform.errors import ConfigError, JuratError, nearest
 
 UsageError = typer.BadParameter.__mro__[2]
@@ -122,24 +120,26 @@ def plot(
     out: Annotated[
         Path, typer.Option("-o", "--out", help="The file; its suffix chooses the format: .png, .svg or .pdf.")
     ] = Path("curve.png"),
+    database: terminal.Database = None,
     as_json: terminal.AsJson = False,
 ) -> None:
     """Draw reward, held-out accuracy with its interval, and length by step."""
     from jurat.api.plot import plot_run
 
-    written = plot_run(run, out, home=terminal.home())
+    written = plot_run(run, out, home=terminal.home(), database=database)
     if as_json:
         terminal.print_json({"run": written.run, "file": written.file, "steps": written.steps})
     else:
         typer.echo(str(written.file))
 
 
-for module in (cli_train, cli_recipes, cli_models):
-    module.register(app)
+cli_train.register(app)
+cli_recipes.register(app)
+cli_models.register(app)
+cli_runs.register(app)
 app.command(rich_help_panel="Look")(plot)
-for name in ("cli_runs", "cli_verifiers", "cli_datasets"):
-    if find_spec(f"jurat.api.{name}") is not None:
-        import_module(f"jurat.api.{name}").register(app)
+cli_verifiers.register(app)
+cli_datasets.register(app)
 app.command(rich_help_panel="Set up")(doctor)
 app.command(rich_help_panel="Set up")(version)
 

@@ -13,7 +13,8 @@ from jurat.platform.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from jurat.platform.recipe import Engine, Prompt, Recipe, SamplingPart, Source
-    from jurat.platform.runs.store import RunInfo, Store
+    from jurat.platform.runs.records import RunInfo
+    from jurat.platform.runs.store import Store
     from jurat.platform.types import Evaluation
 
 models = typer.Typer(
@@ -103,13 +104,13 @@ def trained_model(run: RunInfo, store: Store) -> Path:
     )  # fmt: skip
 
 
-def _run_of(name: str) -> tuple[RunInfo, Path] | None:
+def _run_of(name: str, database: str | None) -> tuple[RunInfo, Path] | None:
     """The run called ``name`` and its newest checkpoint; None if the home folder has no such run."""
     from jurat.platform.runs.store import Store
 
-    if not (terminal.home() / "jurat.db").exists():
+    if database is None and not (terminal.home() / "jurat.db").exists():
         return None
-    store = Store.open(None, terminal.home())
+    store = Store.open(database, terminal.home())
     try:
         try:
             run = store.run(name)
@@ -123,12 +124,13 @@ def _run_of(name: str) -> tuple[RunInfo, Path] | None:
 def export(
     run: Annotated[str, typer.Argument(help="The run's name, or the beginning of it.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="A new folder.")],
+    database: terminal.Database = None,
     as_json: terminal.AsJson = False,
 ) -> None:
     """Write a run's model as a Hugging Face folder that plain transformers loads."""
     from jurat.platform.runs.store import Store
 
-    store = Store.open(None, terminal.home())
+    store = Store.open(database, terminal.home())
     try:
         found = store.run(run)
         checkpoint = trained_model(found, store)
@@ -189,6 +191,7 @@ def evaluate(
     max_new_tokens: MaxNewTokens = None,
     suffix: Suffix = None,
     assignments: SourceKeys = None,
+    database: terminal.Database = None,
     as_json: terminal.AsJson = False,
 ) -> None:
     """Measure a model on problems: accuracy, greedy accuracy and pass@k with 95 % intervals over problems."""
@@ -198,7 +201,7 @@ def evaluate(
     from jurat.api.cli_train import prepare_process
 
     prepare_process()
-    found = _run_of(model)
+    found = _run_of(model, database)
     recipe = _recipe_of(found[0]) if found else None
     source, base = _source(dataset, assignments or [], found[0] if found else None, recipe)
     if limit is None and source.source.startswith("generated"):

@@ -43,7 +43,7 @@ class Curve:
     evaluations: Sequence[tuple[int, Evaluation]]
 
 
-def plot_run(run: str, out: Path, *, home: Path) -> Plotted:
+def plot_run(run: str, out: Path, *, home: Path, database: str | None = None) -> Plotted:
     """Draw a run. Raises ConfigError: no such run, nothing recorded yet, another suffix, or no matplotlib."""
     if out.suffix.lower() not in SUFFIXES:
         raise ConfigError(
@@ -53,18 +53,18 @@ def plot_run(run: str, out: Path, *, home: Path) -> Plotted:
         )
     if not out.absolute().parent.is_dir():
         raise ConfigError("no such folder", where=str(out.absolute().parent), fix="make it, or write elsewhere with -o")
-    curve, name = read(run, home)
+    curve, name = read(run, home, database)
     draw(curve, out)
     steps = max((last for _, _, last in curve.stages), default=0)
     return Plotted(name, out.absolute(), steps)
 
 
-def read(run: str, home: Path) -> tuple[Curve, str]:
+def read(run: str, home: Path, database: str | None = None) -> tuple[Curve, str]:
     """The curve of a run as recorded, and its id."""
     from jurat.platform.recipe import Recipe
     from jurat.platform.runs.store import Store
 
-    store = Store.open(None, home)
+    store = Store.open(database, home)
     try:
         found = store.run(run)
         points = store.metrics(found, names=["reward/mean", "tokens/mean_length", "policy/loss"])

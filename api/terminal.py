@@ -27,6 +27,14 @@ DEFAULT_HOME = ".jurat"
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, nothing else there.")]
 
+Database = Annotated[
+    str | None,
+    typer.Option(
+        envvar="JURAT_DATABASE", help="SQLAlchemy URL, if the recipe's tracking.database is not the default.",
+        show_default=False,
+    ),
+]  # fmt: skip
+
 _home: Path | None = None
 """What ``--home`` said for the command that runs now."""
 

@@ -1,0 +1,192 @@
+"""``jurat train``, for real: what it prints, how it ends, how it goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jurat as face
+
+
+def test_json_line_is_all_of_stdout(trained: Any) -> None:
+    assert set(trained.told) == {"run", "state", "step", "metrics", "checkpoint"}
+    assert (trained.told["run"], trained.told["state"], trained.told["step"]) == ("small-1", "finished", 8)
+    assert Path(trained.told["checkpoint"], "policy", "model.safetensors").is_file()
+    assert 0 <= trained.told["metrics"]["reward/mean"] <= 1
+
+
+def test_lines_without_a_terminal(trained: Any) -> None:
+    """One line a step, the evaluations, the tables, the commands that show more; no escape codes."""
+    assert "\x1b" not in trained.err
+    assert len(re.findall(r"^sft \d+/6  loss \d", trained.err, re.M)) == 6
+    assert len(re.findall(r"^grpo \d+/8  reward \d\.\d{3} ± \d\.\d{3}  length", trained.err, re.M)) == 8
+    assert re.search(r"^held_out: 6 problems x 2 samples +before +after sft +after grpo +change$", trained.err, re.M)
+    for row in (
+        "accuracy at temperature 1",
+        "greedy",
+        "pass@2",
+        "answer rate",
+        "accuracy given an answer",
+        "mean length",
+    ):
+        assert re.search(rf"^{re.escape(row)}.*\d", trained.err, re.M), row
+    assert "jurat rollouts small-1 --worst 10" in trained.err
+    assert "jurat plot small-1" in trained.err
+    assert trained.told["checkpoint"] in trained.err
+    assert "Warning" not in trained.err
+
+
+def test_dry_run_trains_nothing(jurat: Any, small: Path, tmp_path: Path) -> None:
+    done = jurat("train", small, "--dry-run", "--json")
+    assert done.code == 0
+    assert [(stage["stage"], stage["steps"], stage["problems"]["train"]) for stage in done.json["stages"]] == [
+        ("sft", 6, 40), ("grpo", 8, 40),
+    ]  # fmt: skip
+    assert done.json["stages"][1]["samples_per_step"] == 16
+    assert not (tmp_path / "home" / "runs").exists()
+    told = jurat("train", small, "--dry-run")
+    assert "Nothing was trained" in told.out and "grpo, 8 steps" in told.out
+
+
+def test_interrupt_then_second_process_then_resume(jurat: Any, launch: Any, small: Path, tmp_path: Path) -> None:
+    """Ctrl-C makes a checkpoint and exits with 130; while a process has the run another is refused; resume finishes."""
+    text = (
+        small.read_text()
+        .replace("steps: 8", "steps: 60")
+        .replace("checkpoint: {every: 4}", "checkpoint: {every: 1000}")
+    )
+    small.write_text(text)
+    home = tmp_path / "home"
+    process = launch("train", small, "--json", "--run-id", "held", "--home", home)
+    refused, seen = None, ""
+    for line in process.stderr:
+        seen += line
+        if line.startswith("grpo 2/60"):
+            process.send_signal(signal.SIGSTOP)  # it keeps the run; and does not finish while we look
+            refused = jurat("train", "--resume", "held", "--home", home, "--json")
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGINT)
+    out = process.stdout.read()
+    assert process.wait(60) == 130, seen
+    told = json.loads(out)
+    assert told["state"] == "interrupted"
+    assert 2 <= told["step"] < 60
+    assert Path(told["checkpoint"]).is_dir()
+    assert "jurat train --resume held" in seen
+
+    assert refused is not None, seen
+    assert refused.code == 75
+    assert f"held by process {process.pid}" in refused.err
+    assert "kill -INT" in refused.err
+    assert refused.json["error"]["exit_code"] == 75
+
+    done = jurat("train", "--resume", "held", "--home", home, "--json")
+    assert done.code == 0, done.err
+    assert (done.json["state"], done.json["step"]) == ("finished", 60)
+    steps = [int(n) for n in re.findall(r"^grpo (\d+)/60", done.err, re.M)]
+    assert steps == list(range(told["step"] + 1, 61))
+    assert "before" in done.err, "the table of a resumed run begins with what the first process measured"
+
+
+def test_resume_of_a_finished_run_takes_no_step(jurat: Any, trained: Any) -> None:
+    done = jurat("train", "--resume", trained.run, "--home", trained.home)
+    assert done.code == 1
+    assert "finished" in done.err
+
+
+def test_a_name_is_taken_once(jurat: Any, trained: Any, small: Path) -> None:
+    done = jurat("train", small, "--run-id", trained.run, "--home", trained.home)
+    assert done.code == 2
+    assert "there is a run 'small-1' already" in done.err
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "give a recipe, or a run to go on with"),
+        (("tiny", "--resume", "x"), "--resume goes on with a run by its own recipe"),
+        (("--resume", "x", "--set", "steps=3"), "--resume goes on with a run by its own recipe"),
+        (("--resume", "nowhere"), "no run 'nowhere'"),
+    ],
+)
+def test_what_cannot_go_together(jurat: Any, args: tuple[str, ...], said: str) -> None:
+    done = jurat("train", *args)
+    assert done.code == 2
+    assert said in done.err
+
+
+# ---- what a run leaves -------------------------------------------------------------------------------------------
+
+
+def test_eval_of_a_run(jurat: Any, trained: Any) -> None:
+    """The run's own held-out set, prompt and sampling; the same numbers as at its end."""
+    done = jurat("eval", trained.run, "held_out", "--samples", 2, "--limit", 6, "--json", "--home", trained.home)
+    assert done.code == 0, done.err
+    told = done.json
+    assert (told["problems"], told["samples"], told["temperature"]) == (6, 2, 1.0)
+    assert told["pass_at"]["1"]["low"] <= told["pass_at"]["1"]["value"] <= told["pass_at"]["2"]["value"]
+    last = face.Run(trained.run, home=trained.home).evaluations[-1]
+    assert told["accuracy"]["value"] == last.accuracy.value
+    assert told["greedy"]["value"] == last.greedy.value
+
+
+def test_eval_of_a_model_by_name(jurat: Any, trained: Any) -> None:
+    done = jurat(
+        "eval",
+        "tiny-random",
+        "generated:plain",
+        "--limit",
+        3,
+        "--samples",
+        2,
+        "--max-new-tokens",
+        4,
+        "--home",
+        trained.home,
+    )
+    assert done.code == 0, done.err
+    assert re.search(r"^pass@2 .*\[", done.out, re.M)
+    assert "95 % interval" in done.out
+
+
+def test_export_loads_in_plain_transformers(jurat: Any, trained: Any, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    done = jurat("export", trained.run, "-o", out, "--json", "--home", trained.home)
+    assert done.code == 0, done.err
+    assert done.json["folder"] == str(out)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    ids = tokenizer("2 + 3", return_tensors="pt").input_ids
+    assert model(ids).logits.shape[-1] == 512
+    again = jurat("export", trained.run, "-o", out, "--home", trained.home)
+    assert again.code == 2 and "something in the way" in again.err
+
+
+def test_face(trained: Any, tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``jurat.train`` in Python is the same; its handle reads metrics, rollouts and checkpoint from the record."""
+    run = face.train(
+        small, {"stages.0.steps": 1, "stages.1.steps": 2, "evaluate.final_problems": 2}, home=tmp_path / "home"
+    )
+    assert run.state == "finished"
+    assert run.recipe.stages[1].steps == 2
+    assert [step for _, step, _ in run.history("reward/mean", stage="grpo")] == [0, 1]
+    assert run.metrics["reward/mean"] == run.history("reward/mean")[-1][2]
+    worst = run.rollouts(worst=3)
+    assert len(worst) == 3
+    assert run.checkpoint.name == "step-000002"
+    assert "grpo 2/2" in capsys.readouterr().err
+    assert face.Run("latest", home=tmp_path / "home").id == run.id
+    with pytest.raises(Exception, match="give a recipe or a run"):
+        face.train()
+
+
+async def test_face_inside_an_event_loop(small: Path, tmp_path: Path) -> None:
+    """As in a notebook."""
+    run = face.train(small, {"stages.0.steps": 1, "stages.1.steps": 1, "evaluate.final_problems": 1}, home=tmp_path)
+    assert run.state == "finished"
