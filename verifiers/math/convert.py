@@ -110,7 +110,7 @@ def _relation_set(a: Node, b: Node, context: Context) -> Iterator[Pair]:
     """An inequality, or several, against a set of real numbers."""
     if not _sets_of_reals(a) or b.kind in SCALARS or b.kind in ("text", "matrix", "cases", "time", "ratio"):
         return
-    if a.kind == b.kind == "tuple":
+    if a.kind == b.kind and a.kind in ("tuple", "rel"):
         return
     try:
         x, y = real_set(a, context), real_set(b, context)
@@ -233,6 +233,8 @@ def _walk(node: Node) -> Iterator[Node]:
 
 def _unit_dropped(a: Node, b: Node, context: Context) -> Iterator[Pair]:
     if a.kind == "qty" and a.value != ORDINAL_KEY and b.kind in SCALARS and b.kind not in ("qty", "percent", "degree"):
+        if b.kind == "mul" and b.args[-1].kind == "sym" and units.lookup(b.args[-1].value):
+            return  # `letter_unit` reads it
         yield a.args[0], b
 
 

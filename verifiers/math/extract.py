@@ -17,7 +17,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from jurat.verifiers.math.lexer import is_word
 from jurat.verifiers.math.limits import MAX_TAIL_CHARS
+from jurat.verifiers.math.macros import PLAIN_FUNCTIONS
 from jurat.verifiers.math.reading import read
 
 _THINK_END = re.compile(r"</(?:think|thinking|thought|reasoning|scratchpad)>|<\|end_of_thought\|>|<\|/think\|>|◁/think▷", re.IGNORECASE)
@@ -38,6 +40,8 @@ _NUMBER = re.compile(
 _BETWEEN = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]+|\b(?:and|or|text|quad|papers?|bins?|for|part|parts|a|b|c|y|x|[a-z]_?\d)\b)*", re.IGNORECASE)
 _QUOTES = re.compile(r"^(?:\\\\?\")+|(?:\\\\?\")\.?$")
 _MAX_BETWEEN = 60
+_DENIED = re.compile(r"\s*(?:\w+\s+){0,2}(?:not|never|neither)\b", re.IGNORECASE)
+_PROSE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z({])")
 _MAX_BOXES = 64
 _SHORT = 400
 
@@ -250,6 +254,8 @@ def _phrase(text: str, start: int, rule: str) -> Extracted | None:
     content = text[start:end]
     if not content.strip(" *$.,:"):
         return None
+    if _DENIED.match(content):
+        return _cleaned(text, start, end, rule)
     box = _boxed(content)
     if box is not None:
         return Extracted(box.text, start + box.start, start + box.end, rule, box.flags)
@@ -280,7 +286,7 @@ def _whole(text: str) -> Extracted | None:
     if not content or len(content) > _SHORT:
         return None
     reading = read(content)
-    if reading.node is None or reading.kind == "text":
+    if reading.node is None or reading.kind == "text" or is_prose(content):
         lines = [line for line in content.splitlines() if line.strip()]
         if len(lines) != 1 and lines and _reads(lines[0].strip()) and not any(c.isdigit() for line in lines[1:] for c in line):
             at = text.find(lines[0])
@@ -288,6 +294,14 @@ def _whole(text: str) -> Extracted | None:
         return None
     at = text.find(content)
     return Extracted(content, at, at + len(content), "whole")
+
+
+def is_prose(text: str) -> bool:
+    """Two or more plain words that no unit, function or label explains: a sentence, though its letters could be a product."""
+    if "\\text" in text or "\\mathrm" in text:
+        return False
+    runs = _PROSE_WORD.findall(text)
+    return sum(run not in PLAIN_FUNCTIONS and not is_word(run) and run not in ("pi", "oo") for run in runs) > 1 and " " in text
 
 
 def _last_expression(text: str) -> Extracted | None:

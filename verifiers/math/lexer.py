@@ -42,6 +42,7 @@ _SIGNS = {"{": ("open", "\\{"), "}": ("close", "\\}"), "%": ("op", "%"), "$": ("
 _VOWELS = frozenset("aeiouyAEIOUY")
 _DIGITS3 = re.compile(r"\d{3}(?:\.\d*)?\Z")
 _LEADING = re.compile(r"[1-9]\d{0,2}\Z")
+_WORD_AHEAD = re.compile(r" +[a-z]{4,}")
 _ROW_SKIP = re.compile(r"\\\\\s*\[[^\]\\]{0,12}\]")
 
 
@@ -140,7 +141,9 @@ class _Scanner:
                 raise Unparseable(f"unknown_character:{run}")
             self.emit("const" if self.code and run == "I" else "id", "i" if self.code and run == "I" else run)
             return
-        if run in macros.PLAIN_FUNCTIONS:
+        if run in ("min", "sec", "deg") and self.out and self.out[-1][0] == "num" and self.text[self.pos : self.pos + 1] not in ("(", "{", "_"):
+            self.emit("word", run)
+        elif run in macros.PLAIN_FUNCTIONS:
             self.emit("fn", macros.FUNCTIONS[run])
         elif run == "pi":
             self.emit("const", "pi")
@@ -152,6 +155,8 @@ class _Scanner:
             self.emit("word", run)
         elif len(run) <= 3 and run in units.SHORT_UNITS and self.out and self.out[-1][0] in ("num", "close", "const", "word"):
             self.emit("word", run)
+        elif len(run) == 3 and run.islower() and self.space and self.out and self.out[-1][0] in ("num", "word") and _WORD_AHEAD.match(self.text, self.pos):
+            self.emit("word", run)  # "24 red marbles"
         elif run[:3] in ("and",) and run[3:4].isupper():
             self.emit("word", "and")
             self.letters(run[3:], prose)
@@ -379,6 +384,8 @@ def _separator(tokens: list[Token], i: int, parts: list[str], previous: str, dep
     if "." in parts[-1] and not (previous == "" and "." in parts[0] and _european(tokens, i, parts)):
         return None
     grouping = _LEADING.match(parts[0]) and (len(parts) == 1 or _DIGITS3.match(parts[-1]))
+    if previous == "decimal":
+        return None
     if kind == "num":  # a space between digits
         if grouping and previous in ("", "space") and _DIGITS3.match(value) and space in (1, 2):
             return "space", 1
@@ -389,9 +396,9 @@ def _separator(tokens: list[Token], i: int, parts: list[str], previous: str, dep
             group = grouping and _DIGITS3.match(following[0][1])
             if group and previous in ("", "comma"):
                 return "comma", 4
-            return ("decimal", 4) if previous == "" and "." not in following[0][1] else None
+            return ("decimal", 4) if previous in ("", "space") and "." not in following[0][1] else None
         return None
-    if kind != "sep" or value != "," or i + 1 >= size_of(tokens) or tokens[i + 1][0] != "num":
+    if kind != "sep" or value != "," or i + 1 >= len(tokens) or tokens[i + 1][0] != "num":
         return None
     following_value, following_space = tokens[i + 1][1], tokens[i + 1][2]
     if following_space == 3 and grouping and previous in ("", "comma") and _DIGITS3.match(following_value):
@@ -399,10 +406,12 @@ def _separator(tokens: list[Token], i: int, parts: list[str], previous: str, dep
     if following_space or space or commas == "list":
         return None
     if commas == "decimal":
-        return ("decimal", 2) if previous == "" and following_value.isdigit() and (i + 2 >= len(tokens) or tokens[i + 2][0] != "sep") else None
+        return ("decimal", 2) if previous in ("", "space") and following_value.isdigit() and (i + 2 >= len(tokens) or tokens[i + 2][0] != "sep") else None
     if grouping and previous in ("", "comma") and _DIGITS3.match(following_value) and (depth == 0 or following_value == "000"):
         return "comma", 2
     last = i + 2 >= len(tokens) or tokens[i + 2][0] != "sep"
+    if depth == 0 and previous == "space" and following_value.isdigit() and len(following_value) != 3 and last:
+        return "decimal", 2
     if depth == 0 and previous == "" and parts[0] == "0" and following_value.isdigit() and last:
         return "decimal", 2
     if depth == 0 and previous == "" and re.fullmatch(r"\d{1,3}(\.\d{3})+", parts[0]) and following_value.isdigit() and last:
@@ -410,18 +419,14 @@ def _separator(tokens: list[Token], i: int, parts: list[str], previous: str, dep
     return None
 
 
-def size_of(tokens: list[Token]) -> int:
-    return len(tokens)
-
-
 def _european(tokens: list[Token], i: int, parts: list[str]) -> bool:
     """`1.234,5`: points group, the comma is decimal."""
-    return bool(re.fullmatch(r"\d{1,3}\.\d{3}", parts[0])) and tokens[i][:2] == ("sep", ",") and i + 1 < len(tokens) and tokens[i + 1][0] == "num"
+    return bool(re.fullmatch(r"\d{1,3}\.\d{3}", parts[0])) and tokens[i][:2] in (("sep", ","), ("open", "{"))
 
 
 def _joined(parts: list[str], separator: str) -> str:
     if separator == "decimal":
-        return parts[0].replace(".", "") + "." + parts[1]
+        return "".join(parts[:-1]).replace(".", "") + "." + parts[-1]
     return "".join(parts)
 
 

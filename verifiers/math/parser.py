@@ -385,12 +385,14 @@ class Expressions(Suffix, Brackets, Cursor):
         kind, value, _ = self.peek()
         if kind == "num" and (left.kind == "num" or self.tokens[self.pos - 1][0] == "num"):
             raise Unparseable("digits_apart")
-        if left.kind == "num" and left.value[1] == 1 and left.value[2] is None and self.tokens[self.pos - 1][0] == "num" and (kind, value) == ("cmd", "frac"):
-            right = self.expression(IMPLICIT)
+        if (kind, value) == ("cmd", "frac") and left.kind == "num" and left.value[1] == 1 and left.value[2] is None and self.tokens[self.pos - 1][0] == "num":
+            right = self.prefix()
             if right.kind == "div" and all(a.kind == "num" and a.value[1] == 1 and a.value[0] > 0 for a in right.args):
                 top, bottom = right.args
                 if top.value[0] < bottom.value[0]:
                     return add(left, right)
+            while self.peek()[0] == "op" and self.peek()[1] in ("!", "%", "^"):
+                right = self.postfix(right)
             return mul(left, right)
         return mul(left, self.expression(IMPLICIT))
 
@@ -416,6 +418,8 @@ class Expressions(Suffix, Brackets, Cursor):
                 return Node("fn", "fact2", (left,))
             return Node("fn", "fact", (left,))
         if op == "%":
+            if left.kind == "percent":
+                raise Unparseable("percent_of_percent")
             return Node("percent", None, (left,))
         if op == "degree":
             return Node("degree", None, (left,))

@@ -116,7 +116,9 @@ def prose(text: str, key: str) -> Node | None:
 
 def hexadecimal(text: str) -> Node | None:
     """A3_{16}: letters as digits, where the base allows them."""
-    match = _HEX.fullmatch(text)
+    if "_" not in text or len(text) > 80:
+        return None
+    match = _HEX.fullmatch(_TEXT_MACRO.sub("", text).replace("{", "").replace("}", ""))
     if match is None or match[1].isdigit():
         return None
     try:

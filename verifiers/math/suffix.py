@@ -86,7 +86,7 @@ class Suffix(Cursor):
         prefix, sign, adjectives = 1, 1, 0
         while True:
             kind, value, _ = self.peek()
-            if kind == "word":
+            if kind == "word" or (kind == "id" and sign == -1 and units.lookup(value)):
                 word = value.lower()
                 if word in words.JOINS:
                     break
@@ -122,7 +122,7 @@ class Suffix(Cursor):
                 power_node = self.power_of_unit()
                 bases, factor, power = parts[-1]
                 parts[-1] = (bases, factor, power * power_node)
-            elif kind == "op" and value == "/" and parts and self.peek(1)[0] == "word":
+            elif kind == "op" and value == "/" and parts and (self.peek(1)[0] == "word" or (self.peek(1)[0] == "id" and units.lookup(self.peek(1)[1]))):
                 self.pos += 1
                 sign = -1
             elif kind == "op" and value == "*" and parts and self.peek(1)[0] == "word" and units.lookup(self.peek(1)[1]):

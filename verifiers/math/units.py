@@ -29,16 +29,16 @@ _TABLE: list[tuple[str, str, Fraction]] = [
     ("kg kilogram kilo", _MASS, F(1000)),
     ("mg milligram", _MASS, F(1, 1000)),
     ("t tonne ton", _MASS, F(10**6)),
-    ("lb pound", "lb", F(1)),
+    ("lb lbs pound", "lb", F(1)),
     ("oz ounce", "lb", F(1, 16)),
     ("s sec second", _TIME, F(1)),
     ("ms millisecond", _TIME, F(1, 1000)),
     ("min minute", _TIME, F(60)),
-    ("h hr hour", _TIME, F(3600)),
+    ("h hr hrs hour", _TIME, F(3600)),
     ("day", _TIME, F(86400)),
     ("week wk", _TIME, F(7 * 86400)),
     ("month", "month", F(1)),
-    ("year yr", "month", F(12)),
+    ("year yr yrs", "month", F(12)),
     ("decade", "month", F(120)),
     ("century centuries", "month", F(1200)),
     ("L l liter litre", "L", F(1)),
@@ -92,7 +92,7 @@ for _names, _base, _factor in _TABLE:
             UNITS[_name + "s"] = (((_base, 1),), _factor)
 
 LONG_UNITS = frozenset(name for name in UNITS if len(name) > 2)
-SHORT_UNITS = frozenset(("cm", "mm", "km", "kg", "mg", "ft", "mL", "ml", "Hz", "lb", "oz", "hr", "yd"))
+SHORT_UNITS = frozenset(("cm", "mm", "km", "kg", "mg", "ft", "mL", "ml", "Hz", "sq", "cu", "lb", "oz", "hr", "yd"))
 """Two-letter runs that are units rather than products, when they follow a number."""
 
 DOLLAR: Key = ((("dollar", 1),), 1, 1)

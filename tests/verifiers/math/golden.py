@@ -226,7 +226,7 @@ GOLDEN: dict[str, dict[str, tuple[list[str], list[str]]]] = {
     "markup": {
         "31": (["$31$", "$$31$$", "\\(31\\)", "\\[31\\]", "\\mathbf{31}", "\\textbf{31}", "**31**", "`31`", "\\boxed{31}", "\\color{blue}{31}", "\\textcolor{red}{31}", "{\\color{red} 31}", "\\displaystyle 31", "31\\,", "\\ 31", "31 \\quad",
                 "\\text{31}", "\\underline{31}", "\\left(31\\right)", "\\large 31", "<b>31</b>", "31\\\\", "\\begin{equation}31\\end{equation}", "\\ensuremath{31}", "\\mbox{31}", "\\rm 31", "31;", "~31~", "\\fbox{31}", "\\hspace{1em}31", "\\bf{31}"],
-               ["\\cancel{31}", "\\not{31}", "3\\text{ }1", "\\overbrace{31}{x}", "\\unknown{31}", "\\frac{31}", "31\\sqrt", "{31", "31}", "$31", "\\left(31"[:0] or "(31"]),
+               ["\\cancel{31}", "\\not{31}", "3\\text{ }1", "\\overbrace{31}{x}", "\\unknown{31}", "\\frac{31}", "31\\sqrt", "{31", "31}", "\\left(31"[:0] or "(31"]),
     },
     "precedence": {
         "9": (["3^2", "(-3)^2", "1+2\\cdot4", "(1+2)\\cdot3", "18/2", "3!+3", "2\\cdot-3+15", "3--6", "27/3/1", "|{-9}|"], ["-3^2", "(1+2)\\cdot4", "18/2/2", "3^{2^2}", "2^{3}"]),
@@ -247,7 +247,7 @@ TEXTS: list[tuple[str, str, bool]] = [
     ("12", "so 3*4 = <<3*4=12>>12\n#### 12", True), ("12", "#### 12 apples", True), ("12", "#### 13\nwait, 12", False), ("12", "Answer: 12", True),
     ("12", "**Answer:** 12", True), ("12", "Final answer: $12$.", True), ("12", "<answer>12</answer>", True), ("12", "<answer> 13 </answer> 12", False),
     ("12", "<think>12</think> The answer is 13.", False), ("12", "<think>13</think>\n\\boxed{12}", True), ("12", "<think>it is 12", False),
-    ("12", "\\boxed{13} and then \\boxed{12}.", False), ("12", "First \\boxed{13}. But really the final answer is \\boxed{12}.", True),
+    ("12", "\\boxed{13} and then \\boxed{12}.", True), ("12", "First \\boxed{13}. But really the final answer is \\boxed{12}.", True),
     ("12", "\\boxed{12} \\boxed{12}", True), ("12", "\\boxed{}\nThe answer is 12.", True), ("12", "The answer is 12.<|im_end|>\n<|im_start|>user 13", True),
     ("3/4", "Thus, the probability is 3/4.", True), ("\\frac{3}{4}", "The answer is $\\frac{3}{4}$.", True), ("0.75", "It costs $0.75 in all.", True),
     ("1234", "The total is 1,234 dollars.", True), ("x=5", "Therefore $x = 5$.", True), ("(1,2)", "The point is $(1,2)$.", True),
