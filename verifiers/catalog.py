@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from jurat.platform.registry import unknown
-from jurat.platform.types import Problem, Verdict
-from jurat.verifiers import rules
+from jurat.verifiers import answers, compose, rules
 from jurat.verifiers.registry import REGISTERED, Definition
 
-
-def math(problem: Problem, completion: str) -> Verdict:
-    """Whether the final answer of ``completion`` equals the reference, as mathematics."""
-    return rules.number(problem, completion)
-
+_PARTS = {"catalog": "the versions of the parts", "versions": "the versions of the parts"}
+"""Stands in a composite's identity for the table of all verifiers: its parts' own versions are in it instead."""
 
 BUILT_IN: Mapping[str, Definition] = MappingProxyType({
     d.name: d
     for d in (
-        Definition(name="math", target=math, bounded=True),
-        Definition(name="exact", target=rules.exact, bounded=True),
-        Definition(name="number", target=rules.number, bounded=True),
+        Definition(name="math", target=answers.math, bounded=True),
+        Definition(name="exact", target=answers.exact, bounded=True),
+        Definition(name="number", target=answers.number, bounded=True),
+        Definition(name="choice", target=answers.choice, bounded=True),
         Definition(name="length", target=rules.length, bounded=True),
+        Definition(name="tags", target=rules.tags, bounded=True),
+        Definition(name="language", target=rules.language, bounded=True),
+        Definition(name="fluency", target=rules.fluency, bounded=True),
+        Definition(name="json_schema", target=rules.json_schema, bounded=True),
+        Definition(name="regex_format", target=rules.regex_format, deadline=1.0),
+        Definition(name="all_of", target=compose.all_of, config=_PARTS),
+        Definition(name="any_of", target=compose.any_of, config=_PARTS),
+        Definition(name="gated", target=compose.gated, config=_PARTS),
+        Definition(name="weighted", target=compose.weighted, config=_PARTS),
+        Definition(name="first_decisive", target=compose.first_decisive, config=_PARTS),
     )
 })  # fmt: skip
+
+_UNLESS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {"math": lambda args: bool(args.get("symbolic"))}
+"""Arguments that make a bounded verifier unbounded: SymPy is not bounded by construction."""
 
 
 def names() -> list[str]:
@@ -50,5 +60,10 @@ def check(name: str, args: Mapping[str, Any], *, where: str = "") -> Definition:
 
 
 def is_bounded(name: str, args: Mapping[str, Any]) -> bool:
-    """True if it may run in the calling process with these arguments."""
-    return find(name).bounded
+    """True if it may run in the calling process with these arguments; a composite if all its parts may."""
+    definition = find(name)
+    parts = args.get("of", ())
+    if name in BUILT_IN and isinstance(definition.target, type) and issubclass(definition.target, compose._Composite):
+        given = [(part, {}) if isinstance(part, str) else (part["use"], part.get("args", {})) for part in parts]
+        return all(used in BUILT_IN and is_bounded(used, inner) for used, inner in given)
+    return definition.bounded and not _UNLESS.get(name, lambda _: False)(args)

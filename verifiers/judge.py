@@ -34,6 +34,7 @@ ENTRY_POINTS = "jurat.verifiers"
 BATCH = 64
 """Completions given to a batched verifier in one call, at most."""
 ONCE_MORE = frozenset({"infra"})
+"""Broken tasks of these kinds are tried a second time."""
 
 
 class LocalJudge:
@@ -79,12 +80,13 @@ class LocalJudge:
         Raises ConfigError for an unknown name, a bad argument, or what cannot be hashed.
         """
         out: dict[str, VerifierSpec] = {}
-        own = {}
+        own: dict[str, VerifierSpec] = {}
+        given = {canonical_json([spec.name, dict(spec.args)]): spec for spec in problem_verifiers}
         for label, member in zip(self._labels, self.part.members, strict=True):
             if member.use != "problem":
                 out[label] = self._bound(member.use, member.args)
                 continue
-            for spec in problem_verifiers:
+            for spec in given.values():
                 bound = self._bound(spec.name, {**spec.args, **member.args})
                 own[canonical_json([bound.name, dict(bound.args)])] = bound
         for bound in own.values():
@@ -110,6 +112,15 @@ class LocalJudge:
         if not use.spec.digest:
             use.spec = dataclasses.replace(use.spec, digest=self._describe(use)["digest"])
         return use.spec
+
+    @property
+    def described(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the child said of each of the user's verifiers, by name."""
+        return self._remote
+
+    def identity(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The parts of a verifier's version digest, as ``versions.describe`` gives them."""
+        return self._describe(self._use(name, args))
 
     def _describe(self, use: _Use) -> Mapping[str, Any]:
         """The parts of a verifier's identity; a user's code is read in the child alone."""
@@ -392,7 +403,7 @@ def _verdicts(use: _Use, outcome: Outcome, count: int) -> list[Verdict]:
         return [dataclasses.replace(v, seconds=shared) for v in made]
     evidence = {"printed": outcome.printed} if outcome.printed else {}
     if outcome.kind == "timeout":
-        blamed = {"score": 0.0, "fault": "policy"} if use.blame == "policy" else {}
+        blamed: dict[str, Any] = {"score": 0.0, "fault": "policy"} if use.blame == "policy" else {}
         verdict = dataclasses.replace(
             Verdict.of("timeout", why=f"{name} was {outcome.why}", evidence=evidence), **blamed
         )

@@ -138,6 +138,10 @@ def verifier(
     return register
 
 
+verifier.__registers__ = True  # type: ignore[attr-defined]
+"""Tells the reading of code that this decorator's arguments are config."""
+
+
 def _check(name: str, target: Target, where: str, *, version: str, deadline: float, kind: str, blame: str) -> None:
     from jurat.verifiers.catalog import BUILT_IN
 

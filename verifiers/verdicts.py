@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jurat.platform.types import FAULTS, UNSCORED, Message, Problem, Step, Verdict, VerifierSpec
+from jurat.platform.types import FAULTS, UNSCORED, Message, Problem, Status, Step, Verdict, VerifierSpec
 
 MAX_TEXT = 2_000
 """Characters kept of ``read`` and ``why``."""
@@ -36,7 +36,7 @@ def as_verdict(name: str, kind: str, raw: Any) -> Verdict:
         if len(known) < len(scores):
             return _checked(name, Verdict.of("undecided", why=f"{name}: a step without a score", steps=tuple(raw)))
         low = min(known)
-        status = "correct" if low == 1 else "incorrect" if low == 0 else "partial"
+        status: Status = "correct" if low == 1 else "incorrect" if low == 0 else "partial"
         return _checked(name, Verdict.of(status, low, why=f"{name}: lowest step", steps=tuple(raw)))
     return error(f"{name} returned {_shown(raw)}, expected {EXPECTED}")
 

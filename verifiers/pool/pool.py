@@ -88,7 +88,7 @@ class Answered:
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
-    """No reply. ``kind``: timeout (killed at the deadline), died, output, nonsense, infra (no worker starts), closed."""
+    """No reply. ``kind``: timeout (killed at the deadline), died, output, nonsense, infra (none starts), closed."""
 
     kind: str
     why: str
@@ -145,7 +145,7 @@ class Pool:
         self._finalizer = weakref.finalize(self, self._core.close)
 
     def describe(self) -> list[dict[str, Any]]:
-        """What the first worker has loaded, an entry a verifier. Raises ConfigError if the user's code does not load."""
+        """What the first worker loaded, an entry a verifier. Raises ConfigError if the user's code fails to load."""
         described: list[dict[str, Any]] = self._core.loaded.result()
         return described
 

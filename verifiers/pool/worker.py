@@ -120,8 +120,8 @@ def load_file(path: Path) -> types.ModuleType:
 
 def _described(definition: Definition) -> dict[str, Any]:
     return {
-        "name": definition.name, "version": definition.version, "kind": definition.kind, "deadline": definition.deadline,
-        "batch": definition.batch, "deterministic": definition.deterministic, "deps": list(definition.deps),
+        "name": definition.name, "version": definition.version, "kind": definition.kind, "batch": definition.batch,
+        "deadline": definition.deadline, "deterministic": definition.deterministic, "deps": list(definition.deps),
         "blame": definition.blame, "wants_finish": definition.wants_finish,
         "doc": (inspect.getdoc(definition.target) or "").split("\n")[0],
     }  # fmt: skip
@@ -211,7 +211,7 @@ class Worker:
 
 
 def spread(definition: Definition, made: Any, count: int) -> list[Verdict]:
-    """A verdict for each of ``count`` completions from what a batched verifier made; a wrong count is an error for all."""
+    """A verdict for each completion from what a batched verifier made; a wrong count is an error for all of them."""
     if hasattr(made, "tolist") and not isinstance(made, (str, bytes)):
         made = made.tolist()
     if not isinstance(made, (list, tuple)):
