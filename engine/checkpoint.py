@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from jurat.engine.learner import LocalLearner
 from jurat.engine.tensorfile import DIGESTS, digest_of, load_tensors, sync, write_side_files, write_tensors
 from jurat.platform import faults
 from jurat.platform.errors import RunFailed
@@ -45,7 +44,7 @@ class FolderCheckpoints:
     def __init__(self, folder: Path, *, keep: int = 2, parent: str = "", meta: Mapping[str, Any] | None = None) -> None:
         self.folder, self.keep, self.parent, self.meta = folder, keep, parent, dict(meta or {})
 
-    async def save(self, *, step: int, learners: Mapping[str, LocalLearner], source: State) -> CheckpointRef:
+    async def save(self, *, step: int, learners: Mapping[str, Learner], source: State) -> CheckpointRef:
         """Raises RunFailed when the disk is full; the checkpoints that were there stay as they were."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for stale in self.folder.glob(".step-*"):  # of a process that was killed

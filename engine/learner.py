@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -63,11 +63,18 @@ class Tally:
 class Network(Protocol):
     """A causal language model with one flat float32 master [n] and gradient [n], matrices first."""
 
-    master: Tensor
-    grad: Tensor
-    """Made at first use."""
-    num_matrix: int
-    """Parameters in matrices: the part that weight decay shrinks."""
+    @property
+    def master(self) -> Tensor: ...
+
+    @property
+    def grad(self) -> Tensor:
+        """Made at first use."""
+        ...
+
+    @property
+    def num_matrix(self) -> int:
+        """Parameters in matrices: the part that weight decay shrinks."""
+        ...
 
     def views(self) -> Mapping[str, Tensor]:
         """{transformers name: view of the master}."""
@@ -112,7 +119,7 @@ def on_device(mb: Microbatch, device: torch.device) -> Microbatch:
     if mb.tokens.device == device:
         return mb
     names = ("tokens", "offsets", "loss_mask", *COLUMNS)
-    moved = {name: None if (c := getattr(mb, name)) is None else c.to(device) for name in names}
+    moved: dict[str, Any] = {name: None if (c := getattr(mb, name)) is None else c.to(device) for name in names}
     return Microbatch(**moved)
 
 

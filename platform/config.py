@@ -52,7 +52,7 @@ def parse_yaml(text: str, *, where: str) -> tuple[dict[str, Any], dict[tuple[str
         raise ConfigError(f"a recipe is a mapping of keys, got {type(value).__name__}", where=where)
     lines: dict[tuple[str | int, ...], int] = {}
 
-    def walk(node: yaml.Node, path: tuple[str | int, ...]) -> None:
+    def walk(node: yaml.Node | None, path: tuple[str | int, ...]) -> None:
         if isinstance(node, yaml.MappingNode):
             for key, item in node.value:
                 lines[(*path, key.value)] = key.start_mark.line + 1
@@ -72,7 +72,7 @@ def override(value: dict[str, Any], assignments: Sequence[str] | Mapping[str, An
     A mapping of dotted keys to values does the same from Python. Raises ConfigError for a malformed assignment.
     """
     pairs = list(assignments.items()) if isinstance(assignments, Mapping) else [_assignment(a) for a in assignments]
-    out = json.loads(json.dumps(value))
+    out: dict[str, Any] = json.loads(json.dumps(value))
     for key, new in pairs:
         here, *path = out, *key.split(".")
         for part in path[:-1]:
@@ -133,7 +133,7 @@ def _nearest_key(path: tuple[str | int, ...]) -> str:
     wanted = str(path[-1])
     model: Any = Recipe
     for part in path[:-1]:
-        found = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        found = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None
         model = _model_in(found.annotation) if found else model
     siblings = list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
     return nearest(wanted, siblings) or nearest(wanted, key_paths(Recipe)) or f" Known: {', '.join(siblings)}."

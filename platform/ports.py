@@ -76,10 +76,15 @@ class Scorer(Protocol):
 class Objective(Protocol):
     """A loss as a pure function of the log-probs (or values) of the current model."""
 
-    skips_zero_advantage: bool
-    """True if a sample whose advantages are all 0 has no gradient."""
-    token_local: bool
-    """True if the loss is a sum over tokens of functions of that token alone; a learner may then call it on pieces."""
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """True if a sample whose advantages are all 0 has no gradient."""
+        ...
+
+    @property
+    def token_local(self) -> bool:
+        """True if the loss is a sum over tokens of functions of that token alone; a learner may call it on pieces."""
+        ...
 
     def __call__(self, current: Tensor, mb: Microbatch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """current [T] -> scalar loss to be summed over microbatches, and metrics to be summed (weights already in)."""
@@ -98,6 +103,11 @@ class Learner(Scorer, Protocol):
         ...
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None: ...
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """About what ``save`` writes, so that a full disk is seen before it is full."""
+        ...
 
 
 class WeightLink(Protocol):

@@ -20,14 +20,14 @@ def grpo(rewards: Rewards) -> Rewards:
     """``(r - mean) / (std + 1e-6)``, std with n - 1 (DeepSeekMath, arXiv 2402.03300, section 4.1.2)."""
     if len(rewards) < 2:
         return np.zeros_like(rewards)
-    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + EPS)
+    return (rewards - float(rewards.mean())) / (float(rewards.std(ddof=1)) + EPS)
 
 
 def dr_grpo(rewards: Rewards) -> Rewards:
     """``r - mean`` (Dr. GRPO, arXiv 2503.20783). Its expectation is (n - 1)/n of the true advantage."""
     if len(rewards) < 2:
         return np.zeros_like(rewards)
-    return rewards - rewards.mean()
+    return rewards - float(rewards.mean())
 
 
 def rloo(rewards: Rewards) -> Rewards:
@@ -35,7 +35,7 @@ def rloo(rewards: Rewards) -> Rewards:
     n = len(rewards)
     if n < 2:
         return np.zeros_like(rewards)
-    return (rewards - rewards.mean()) * (n / (n - 1))
+    return (rewards - float(rewards.mean())) * (n / (n - 1))
 
 
 ADVANTAGES: Mapping[str, Callable[[Rewards], Rewards]] = MappingProxyType(

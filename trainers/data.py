@@ -24,7 +24,7 @@ def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
         if not each.problems:
             raise DataError(
                 f"data.{name} has no problems",
-                where=sources[name].source if sources[name] else name,
+                where=source.source if (source := sources[name]) else name,
                 fix="jurat datasets check SOURCE says why rows were skipped",
             )
     trained = {problem.id for problem in sets["train"].problems}

@@ -17,10 +17,11 @@ from jurat.engine import local, models
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, DataError, JuratError, RewardDrift
 from jurat.platform.ports import GroupSource, Judge, Reporter
-from jurat.platform.recipe import SFT, Prompt, Recipe, RewardPart, SamplingPart, Source
+from jurat.platform.recipe import SFT, Data, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
-from jurat.platform.runs.store import RunInfo, Store
+from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs.store import Store
 from jurat.platform.types import CheckpointRef, Evaluation, Problem
 from jurat.trainers import evaluate as evaluation
 from jurat.trainers.algorithms import build_algorithm
@@ -267,7 +268,7 @@ class _Stage:
             store = checkpointing.FolderCheckpoints(
                 launch.checkpoints(self.name),
                 keep=recipe.checkpoint.keep,
-                parent=(own or parent).digest if own or parent else "",
+                parent=begun.digest if (begun := own or parent) else "",
                 meta={"run": launch.run.id, "stage": self.name, "recipe": digest(recipe), **identity},
             )
             measure = self._evaluator(engine, judge, kept, ledger)
@@ -417,7 +418,7 @@ def evaluate_model(
 ) -> Evaluation:
     """pass@k with intervals of a model (a name, a folder, a Hub id) on a data set."""
     recipe = Recipe(
-        model=model, data={"train": source}, prompt=prompt, sampling=sampling, **({"engine": engine} if engine else {})
+        model=model, data=Data(train=source), prompt=prompt, sampling=sampling, **({"engine": engine} if engine else {})
     )  # type: ignore[arg-type]
     prepared = prepare(recipe, base=base, name="eval")
     machine = local.build(models.resolve(model, home), recipe.engine, recipe.optim, sampling, total_steps=1)

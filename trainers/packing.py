@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +91,7 @@ def _microbatch(samples: Sequence[Sample], weights: Sequence[FloatArray]) -> Mic
     def flat(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(arrays)).to(dtype) if arrays else torch.zeros(0, dtype=dtype)
 
-    columns = {}
+    columns: dict[str, Any] = {}
     for name in COLUMNS:
         arrays = list(weights) if name == "weights" else [getattr(sample, name) for sample in samples]
         absent = bool(arrays) and arrays[0] is None
