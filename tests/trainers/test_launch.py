@@ -1,0 +1,197 @@
+"""Whole runs on the tiny model in this process: it learns, and what cannot work says why before a model loads."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jurat.platform.config import load_recipe, override, validate
+from jurat.platform.errors import ConfigError, DataError, RunFailed
+from jurat.platform.runs.rollouts import read
+from jurat.platform.runs.store import Store
+from jurat.trainers import launch
+
+TINY = {
+    "model": "tiny-random",
+    "data": {
+        "train": {"source": "generated:plain", "levels": [1], "size": 60},
+        "held_out": {"source": "generated:plain", "levels": [1], "size": 30, "split": "held_out"},
+    },
+    "optim": {"lr": 1e-3},
+    "sampling": {"max_new_tokens": 6},
+    "engine": {"dtype": "float32", "threads": 1},
+    "evaluate": {"problems": 10, "final_problems": 30, "samples": 4},
+    "steps": 2,
+    "prompts_per_step": 4,
+    "allocation": {"samples_per_prompt": 4},
+}
+
+
+class Screen:
+    """A Reporter that keeps what it hears."""
+
+    def __init__(self):
+        self.steps, self.evaluations, self.notes, self.starts = [], [], [], []
+
+    def start(self, **said):
+        self.starts.append(said)
+
+    def step(self, report):
+        self.steps.append(report)
+
+    def evaluation(self, result):
+        self.evaluations.append(result)
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def run(home: Path, overrides=None, **changes):
+    recipe = validate(override({**TINY, **changes}, overrides or {}), where="test")
+    screen = Screen()
+    return launch.train(recipe, home=home, base=home, reporter=screen), screen
+
+
+def test_it_learns(tmp_path):
+    """SFT lifts held-out accuracy beyond its interval; GRPO then lifts the reward of the problems it trains on."""
+    stages = [
+        {"name": "sft", "steps": 30, "algorithm": {"name": "sft"}, "prompts_per_step": 32},
+        {
+            "name": "grpo",
+            "steps": 60,
+            "optim": {"lr": 3e-4},
+            "prompts_per_step": 8,
+            "allocation": {"samples_per_prompt": 8},
+        },
+    ]
+    outcome, screen = run(tmp_path, stages=stages)
+    assert outcome.state == "finished"
+    before, after_sft, _ = outcome.evaluations
+    assert before.accuracy.high < after_sft.accuracy.low
+    rewards = [report.metrics["reward/mean"] for report in screen.steps[30:]]
+    assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.2
+    sft_losses = [report.metrics["policy/loss"] for report in screen.steps[:30]]
+    assert np.mean(sft_losses[-5:]) < 0.5 * np.mean(sft_losses[:5])
+
+
+def test_both_paths_of_the_engine_take_the_same_steps(tmp_path):
+    """float32: the fast path and plain transformers sample the same tokens and reach the same loss."""
+    rows = {}
+    for path in ("fast", "simple"):
+        outcome, screen = run(tmp_path / path, {"engine.path": path, "steps": 2}, seed=3)
+        store = Store.open(None, tmp_path / path)
+        page = read(store, store.run(outcome.run), limit=None)
+        rows[path] = [r.scored.rollout.tokens.tolist() for r in page.records]
+        rows[path + " loss"] = [report.metrics["policy/grad_norm"] for report in screen.steps]
+    assert rows["fast"] == rows["simple"]
+    np.testing.assert_allclose(rows["fast loss"], rows["simple loss"], rtol=1e-3)
+
+
+def test_kl_and_several_updates_per_batch(tmp_path):
+    stages = [
+        {"name": "sft", "steps": 15, "algorithm": {"name": "sft"}, "prompts_per_step": 32},
+        {
+            "name": "grpo",
+            "steps": 2,
+            "algorithm": {"name": "grpo", "aggregation": "prompt-mean", "kl": {"coef": 0.1, "estimator": "k2"}},
+            "updates_per_step": 2,
+            "epochs": 2,
+        },
+    ]
+    _, screen = run(tmp_path, stages=stages)
+    first, second = screen.steps[15:]
+    assert [len(first.updates), len(second.updates)] == [4, 4]
+    assert first.updates[0].metrics["kl_ref"] == pytest.approx(0.0, abs=1e-9)
+    assert second.metrics["policy/kl_ref"] > 1e-6
+
+
+def test_every_rollout_is_recorded_with_its_verifier(tmp_path):
+    outcome, _ = run(tmp_path)
+    store = Store.open(None, tmp_path)
+    page = read(store, store.run(outcome.run), limit=None)
+    assert len(page.records) == 2 * 16
+    verdicts = [v for r in page.records for v in r.scored.judgement.verdicts.values()]
+    assert {v.verifier.name for v in verdicts} == {"math"}
+    assert all(v.verifier.digest.startswith("sha256:") for v in verdicts)
+    assert store.run(outcome.run).state == "finished"
+
+
+def test_a_non_finite_gradient_is_skipped_counted_and_ends_the_run(tmp_path):
+    with pytest.raises(RunFailed, match=r"3 updates in a row had a non-finite loss or gradient"):
+        run(tmp_path, {"optim.lr": 1e30, "steps": 12}, algorithm={"name": "sft"})
+    assert Store.open(None, tmp_path).run("latest").state == "failed"
+
+
+def test_too_many_broken_verdicts_end_the_run(tmp_path):
+    (tmp_path / "rules.py").write_text(
+        "import jurat\n\n@jurat.verifier('broken', version='1')\ndef broken(problem, completion):\n    raise ValueError('no')\n"
+    )
+    with pytest.raises(
+        RunFailed, match=r"16 of 16 samples of step 0 got no score .*'error': 16.*First: broken: error, .*no"
+    ):
+        run(tmp_path, verifiers=["rules.py"], reward={"members": [{"use": "broken"}]})
+
+
+def jsonl(path: Path, *rows) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_gold_that_fails_its_own_verifier_is_named_with_its_row(tmp_path):
+    source = jsonl(
+        tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": r"\frac{1"}
+    )
+    with pytest.raises(
+        DataError, match=r"1 references do not pass their own verifier. .*a.jsonl:2: gold '\\\\frac\{1'"
+    ):
+        run(tmp_path, data={"train": {"source": source}})
+
+
+def test_a_problem_in_two_sets_is_refused(tmp_path):
+    source = jsonl(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": "4"})
+    with pytest.raises(DataError, match=r"2 problems are in data.train and data.held_out"):
+        run(tmp_path, data={"train": {"source": source}, "held_out": {"source": source}})
+
+
+def test_an_empty_set_is_refused(tmp_path):
+    with pytest.raises((DataError, ConfigError), match="no problems|empty|no rows"):
+        run(tmp_path, data={"train": {"source": jsonl(tmp_path / "a.jsonl")}})
+
+
+def test_long_prompts_are_named_and_skipped_or_refused(tmp_path):
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(8)] + [
+        {"question": "1+" * 300 + "1=", "answer": "301"}
+    ]
+    data = {"train": {"source": jsonl(tmp_path / "a.jsonl", *rows)}, "max_prompt_tokens": 40}
+    _, screen = run(tmp_path, data=data)
+    assert any(
+        "1 of 9 prompts of data.train are longer than 40 tokens" in note and "a.jsonl:9" in note
+        for note in screen.notes
+    )
+    with pytest.raises(DataError, match="1 of 9 prompts"):
+        run(tmp_path, data={**data, "long_prompts": "refuse"})
+
+
+def test_resume_needs_the_same_reward(tmp_path, monkeypatch):
+    rules = tmp_path / "rules.py"
+    body = "import jurat\n\n@jurat.verifier('mine', version='1')\ndef mine(problem, completion):\n    return {}\n"
+    rules.write_text(body.format("len(completion) > 2"))
+    outcome, _ = run(tmp_path, verifiers=["rules.py"], reward={"members": [{"use": "mine"}]})
+    rules.write_text(body.format("len(completion) > 3"))
+    with pytest.raises(launch.JuratError, match="the reward of run .* has changed") as caught:
+        launch.train(None, home=tmp_path, base=tmp_path, reporter=Screen(), resume=outcome.run)
+    assert caught.value.exit_code == 4
+
+
+def test_a_recipe_or_a_run_not_both(tmp_path):
+    with pytest.raises(ConfigError, match="not both"):
+        launch.train(None, home=tmp_path, base=tmp_path, reporter=Screen())
+
+
+@pytest.mark.parametrize("name", ["tiny", "quickstart", "gsm8k", "math", "multiarith_smollm2"])
+def test_shipped_recipes_are_valid(name):
+    recipe = load_recipe(Path(launch.__file__).parent / "recipes" / f"{name}.yaml")
+    assert recipe.about
+    for _, stage in recipe.staged():
+        launch.build_algorithm(stage)
