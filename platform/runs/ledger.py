@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError as BadData
@@ -32,7 +32,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from jurat.platform.db import tables as t
 from jurat.platform.db.engine import writing
-from jurat.platform.errors import DataError
+from jurat.platform.errors import DataError, Interrupted
 from jurat.platform.faults import point
 from jurat.platform.runs import repository as sql
 from jurat.platform.runs import rollouts
@@ -145,9 +145,23 @@ class RunLedger:
         if done is not None:
             done.result(timeout)
 
-    def close(self, timeout: float = 60.0) -> None:
-        """Flush and stop the writer. Does nothing the second time."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Close; the segment ends as the block did."""
+        if error is None:
+            self.close()
+        else:
+            stopped = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError, Interrupted))
+            self.close("interrupted" if stopped else f"failed: {error}")
+
+    def close(self, ending: str = "ended", *, timeout: float = 60.0) -> None:
+        """Record the segment's end, flush and stop the writer. Does nothing the second time."""
         with self._wake:
+            if not self._closing:
+                end: Op = {"op": "end", "segment": self._segment.no, "ending": t.visible(ending), "at": now()}
+                self._queue.append(([end], 0))
             self._closing = True
             self._wake.notify()
         self._thread.join(timeout)
@@ -395,6 +409,8 @@ def _insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op]) -> None:
         sql.insert_metrics(connection, run_pk, [{**row, "value": float(row["value"])} for row in rows.pop("metric")])
     if "event" in rows:
         sql.insert_events(connection, run_pk, rows.pop("event"))
+    for row in rows.pop("end", []):
+        sql.end_segment(connection, run_pk, row["segment"], row["ending"], row["at"])
     if rows:
         raise ValueError(f"unknown kinds of record: {sorted(rows)}")
 

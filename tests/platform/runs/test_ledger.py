@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from jurat.platform.errors import Interrupted
 from jurat.platform.ports import Ledger
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.records import RunInfo
@@ -103,6 +104,29 @@ def test_two_ledgers_of_one_run(store: Store, new_run: Any, step_report: Any) ->
         (stage, step) for stage in ("", "b") for step in range(10)
     ]
     assert [e.payload["n"] for e in store.events(run) if e.kind == "note"] == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (None, "ended"),
+        (KeyboardInterrupt(), "interrupted"),
+        (Interrupted("Ctrl-C"), "interrupted"),
+        (ValueError("no memory\x00"), "failed: no memory\\x00"),
+    ],
+)
+def test_the_segment_ends_as_the_block_did(
+    store: Store, new_run: Any, error: BaseException | None, ending: str
+) -> None:
+    run = new_run()
+    try:
+        with open_ledger(store, run):
+            if error is not None:
+                raise error
+    except BaseException as caught:
+        assert caught is error
+    (segment,) = store.segments(run)
+    assert (segment.ending, segment.ended is not None) == (ending, True)
 
 
 # ---- a database that does not answer -----------------------------------------------------------------------------
