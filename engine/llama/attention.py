@@ -71,16 +71,15 @@ class Attention:
         gradient.view(-1, shape.head_dim).index_add_(0, self.plan.order[self.plan.num_queries :], others)
         gradient = gradient[:rows]
         gradient[:, : shape.heads] = queries.index_select(0, self.plan.inverse).view(rows, shape.heads, -1)
-        turned = gradient[:, : self.turned]
-        turned.copy_(_turn(turned, self.cos, -self.sin))
+        _turn(gradient[:, : self.turned], self.cos, -self.sin)
         return gradient.view(rows, -1).to(qkv.dtype)
 
     def _lay(self, qkv: Tensor) -> Tensor:
         """[Q + 2 N, D] rotated heads in the order of attention."""
         rows, shape = len(qkv), self.shape
         given = qkv.view(rows, -1, shape.head_dim)
-        self.heads[:rows, : self.turned] = _turn(given[:, : self.turned].float(), self.cos, self.sin)
-        self.heads[:rows, self.turned :] = given[:, self.turned :]
+        self.heads[:rows] = given
+        _turn(self.heads[:rows, : self.turned], self.cos, self.sin)
         return self.heads.view(-1, shape.head_dim).index_select(0, self.plan.order)
 
     def _queries(self, buffer: Tensor, block: Block) -> Tensor:
@@ -199,7 +198,9 @@ class _Piece:
         return scores.view(batch, samples * rows, width)[..., : width - self.last], own
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions on [..., D] float32; with ``-sin`` the inverse, which is also the gradient."""
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotary positions on [..., D] float32, in place; with ``-sin`` the inverse, which is also the gradient."""
     a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    crossed = a * sin
+    a.mul_(cos).addcmul_(b, sin, value=-1)
+    b.mul_(cos).add_(crossed)
