@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jurat.datasets import generated, wording
+from jurat.datasets.check import check_gold
 from jurat.datasets.load import load_problems
 from jurat.platform.errors import ConfigError, DataError
-from jurat.platform.recipe import Prompt, Source
+from jurat.platform.recipe import Prompt, RewardPart, Source
+from jurat.verifiers.judge import build_judge
 
 EVERY = [(family, level) for family, levels in generated.LEVELS.items() for level in levels]
 BARE = re.compile(r"(?:What is|Compute|Calculate|Work out|Find|Solve:)? ?([-\d(][-+*/() \d]*[\d)]) ?=?[?.]?")
@@ -130,6 +132,14 @@ def test_a_problem_is_a_function_of_seed_level_split_and_index(which, seed, spli
     one, two = (generated.question(family, seed=seed, level=level, split=split, index=index) for _ in range(2))
     assert one == two
     assert generated.held_out(one.key) == (split == "held_out")
+
+
+def test_gold_and_worked_solutions_pass_the_math_verifier():
+    source = Source(source="generated", levels=generated.LEVELS["generated"], size=900)
+    problems = load_problems(source, Prompt(), split="train").problems
+    with build_judge(RewardPart()) as judge:
+        assert not check_gold(problems, judge.verdict)
+        assert not check_gold(problems, judge.verdict, present=lambda p: p.columns["solution"])
 
 
 GOLDEN = [
