@@ -1,10 +1,13 @@
 """Ball arithmetic: enclosures of closed expressions and of expressions at a point.
 
-Disjoint enclosures prove two values different. Overlap proves nothing by itself: `separation` gives, for algebraic numbers, the precision
-at which overlap does prove equality (Burnikel, Funke, Mehlhorn, Schirra, Schmitt, "A separation bound for real algebraic expressions",
+Disjoint enclosures prove two values different. Overlap proves nothing by itself: `separation` gives, for algebraic
+numbers, the precision
+at which overlap does prove equality (Burnikel, Funke, Mehlhorn, Schirra, Schmitt, "A separation bound for real
+algebraic expressions",
 ESA 2001: a non-zero E has |E| >= 1 / (l(E) u(E)^(D-1)), D the product of the root indices).
 
-The working precision of python-flint is a process-wide setting, so evaluation holds a lock and restores the caller's precision.
+The working precision of python-flint is a process-wide setting, so evaluation holds a lock and restores the caller's
+precision.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ from jurat.verifiers.math.limits import MAX_TERMS, Steps, Undefined
 from jurat.verifiers.math.tree import Node, num, replace, walk
 
 if FLINT:
-    from flint import acb, arb, ctx, fmpq, fmpz
+    from flint import acb, ctx, fmpq, fmpz
 else:
-    from jurat.verifiers.math.slow_ball import acb, arb, ctx, fmpq, fmpz
+    from jurat.verifiers.math.slow_ball import acb, ctx, fmpq, fmpz
 
 LOCK = threading.RLock()
 
@@ -109,7 +112,9 @@ class Evaluator:
         raise NoValue(kind)
 
     def power(self, base_node: Node, exponent_node: Node) -> Any:
-        exponent = rational(exponent_node, self.steps) if not self.at or exponent_node.kind in ("num", "div", "neg") else None
+        exponent = (
+            rational(exponent_node, self.steps) if not self.at or exponent_node.kind in ("num", "div", "neg") else None
+        )
         if base_node.kind == "const" and base_node.value == "e" and exponent is None:
             return self(exponent_node).exp()
         base = self(base_node)
@@ -274,10 +279,12 @@ class Evaluator:
             total = total + term if node.value == "sum" else total * term
         return total
 
-
     def integral(self, variable: Node, low: Node, high: Node, body: Node) -> Any:
         """A definite integral of an entire integrand between finite bounds (python-flint's rigorous quadrature)."""
-        if any(n.kind not in _ENTIRE and not (n.kind == "fn" and n.value in ("sin", "cos", "sinh", "cosh")) for n in walk(body)):
+        if any(
+            n.kind not in _ENTIRE and not (n.kind == "fn" and n.value in ("sin", "cos", "sinh", "cosh"))
+            for n in walk(body)
+        ):
             raise NoValue("int")
         if any(n.kind == "pow" and not _entire_power(n, variable) for n in walk(body)) or any(
             n.kind == "div" and variable in walk(n.args[1]) for n in walk(body)
@@ -422,7 +429,9 @@ def _linear_in_pi(node: Node) -> bool:
     if node.kind == "neg":
         return _linear_in_pi(node.args[0])
     if node.kind == "mul":
-        return sum(_linear_in_pi(a) for a in node.args) == 1 and all(_linear_in_pi(a) or not _has_pi(a) for a in node.args)
+        return sum(_linear_in_pi(a) for a in node.args) == 1 and all(
+            _linear_in_pi(a) or not _has_pi(a) for a in node.args
+        )
     if node.kind == "div":
         return _linear_in_pi(node.args[0]) and not _has_pi(node.args[1])
     if node.kind == "add":

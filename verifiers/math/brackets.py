@@ -6,11 +6,28 @@ from jurat.verifiers.math.cursor import Cursor
 from jurat.verifiers.math.limits import MAX_MATRIX, TooLarge, Unparseable
 from jurat.verifiers.math.tree import EMPTY, Node
 
-_CLOSERS = {"(": frozenset((")", "]")), "[": frozenset(("]", ")")), "{": frozenset(("}",)), "\\{": frozenset(("\\}",)), "<": frozenset((">",)),
+_CLOSERS = {"(": frozenset((")", "]")), "[": frozenset(("]", ")")), "{": frozenset(("}",)),
+    "\\{": frozenset(("\\}",)), "<": frozenset((">",)),
             "floor": frozenset(("floor",)), "ceil": frozenset(("ceil",))}  # fmt: skip
-_MATRICES = frozenset(("pmatrix", "bmatrix", "matrix", "smallmatrix", "array", "Bmatrix", "psmallmatrix", "bsmallmatrix", "tabular"))
+_MATRICES = frozenset(
+    ("pmatrix", "bmatrix", "matrix", "smallmatrix", "array", "Bmatrix", "psmallmatrix", "bsmallmatrix", "tabular")
+)
 _CASES = frozenset(("cases", "dcases", "rcases"))
-_LINES = frozenset(("align", "aligned", "gather", "gathered", "split", "eqnarray", "equation", "alignat", "displaymath", "math", "center"))
+_LINES = frozenset(
+    (
+        "align",
+        "aligned",
+        "gather",
+        "gathered",
+        "split",
+        "eqnarray",
+        "equation",
+        "alignat",
+        "displaymath",
+        "math",
+        "center",
+    )
+)
 _CONDITION_WORDS = frozenset(("if", "when", "for", "where"))
 
 
@@ -154,7 +171,9 @@ def built(head: Node, conditions: list[Node], either: bool) -> Node:
         else:
             conditions = [head, *conditions]
             head = head.args[0]
-    conditions = [c for c in conditions if not (c.kind == "rel" and c.value == ("in",) and c.args[1] == Node("space", "R"))] or conditions
+    conditions = [
+        c for c in conditions if not (c.kind == "rel" and c.value == ("in",) and c.args[1] == Node("space", "R"))
+    ] or conditions
     if head.kind == "sym" and all(c.kind == "rel" and c.value != ("in",) for c in conditions):
         return conditions[0] if len(conditions) == 1 else Node("list", "or" if either else ",", tuple(conditions))
     return Node("family", None, (head, *conditions))

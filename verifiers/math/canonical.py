@@ -1,7 +1,9 @@
 """Characters: what a text may hold, and one spelling for each sign.
 
-`canonical` maps Unicode to LaTeX or ASCII by an explicit whitelist, removes dollars and outer markup, and refuses characters that can
-deceive (NUL, lone surrogates, bidirectional overrides). It never changes what the mathematics says; macros are the lexer's work.
+`canonical` maps Unicode to LaTeX or ASCII by an explicit whitelist, removes dollars and outer markup, and refuses
+characters that can
+deceive (NUL, lone surrogates, bidirectional overrides). It never changes what the mathematics says; macros are the
+lexer's work.
 """
 
 from __future__ import annotations
@@ -11,20 +13,108 @@ import unicodedata
 
 from jurat.verifiers.math.limits import MAX_ANSWER_CHARS, TooLarge, Unparseable
 
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufff9-\uffff]")
+_FORBIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufff9-\uffff]"
+)
 
 _GREEK = {
-    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ϵ": "epsilon", "ζ": "zeta", "η": "eta", "θ": "theta",
-    "ϑ": "theta", "ι": "iota", "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi", "ρ": "rho", "σ": "sigma", "τ": "tau",
-    "υ": "upsilon", "φ": "phi", "ϕ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega", "Γ": "Gamma", "Δ": "Delta", "Θ": "Theta",
-    "Λ": "Lambda", "Ξ": "Xi", "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega", "π": "pi", "Π": "Pi", "∞": "infty", "√": "sqrt",
-    "×": "times", "·": "cdot", "⋅": "cdot", "∙": "cdot", "•": "cdot", "÷": "div", "≤": "le", "≥": "ge", "⩽": "le", "⩾": "ge",
-    "≦": "le", "≧": "ge", "≠": "ne", "≈": "approx", "≅": "cong", "≡": "equiv", "∼": "sim", "±": "pm", "∓": "mp", "∪": "cup",
-    "∩": "cap", "∈": "in", "∉": "notin", "∅": "emptyset", "⊂": "subset", "⊆": "subseteq", "∖": "setminus", "→": "to", "⇒": "Rightarrow",
-    "∑": "sum", "∏": "prod", "∫": "int", "∂": "partial", "∇": "nabla", "∠": "angle", "△": "triangle", "°": "degree", "º": "degree",
-    "˚": "degree", "…": "ldots", "⋯": "ldots", "⌊": "lfloor", "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil", "⟨": "langle", "⟩": "rangle",
-    "〈": "langle", "〉": "rangle", "∧": "land", "∨": "lor", "⊥": "perp", "∥": "parallel", "∀": "forall", "∃": "exists", "¢": "cent",
-    "∣": "mid", "⋆": "star", "∘": "circ",
+    "α": "alpha",
+    "β": "beta",
+    "γ": "gamma",
+    "δ": "delta",
+    "ε": "epsilon",
+    "ϵ": "epsilon",
+    "ζ": "zeta",
+    "η": "eta",
+    "θ": "theta",
+    "ϑ": "theta",
+    "ι": "iota",
+    "κ": "kappa",
+    "λ": "lambda",
+    "μ": "mu",
+    "ν": "nu",
+    "ξ": "xi",
+    "ρ": "rho",
+    "σ": "sigma",
+    "τ": "tau",
+    "υ": "upsilon",
+    "φ": "phi",
+    "ϕ": "phi",
+    "χ": "chi",
+    "ψ": "psi",
+    "ω": "omega",
+    "Γ": "Gamma",
+    "Δ": "Delta",
+    "Θ": "Theta",
+    "Λ": "Lambda",
+    "Ξ": "Xi",
+    "Σ": "Sigma",
+    "Φ": "Phi",
+    "Ψ": "Psi",
+    "Ω": "Omega",
+    "π": "pi",
+    "Π": "Pi",
+    "∞": "infty",
+    "√": "sqrt",
+    "×": "times",
+    "·": "cdot",
+    "⋅": "cdot",
+    "∙": "cdot",
+    "•": "cdot",
+    "÷": "div",
+    "≤": "le",
+    "≥": "ge",
+    "⩽": "le",
+    "⩾": "ge",
+    "≦": "le",
+    "≧": "ge",
+    "≠": "ne",
+    "≈": "approx",
+    "≅": "cong",
+    "≡": "equiv",
+    "∼": "sim",
+    "±": "pm",
+    "∓": "mp",
+    "∪": "cup",
+    "∩": "cap",
+    "∈": "in",
+    "∉": "notin",
+    "∅": "emptyset",
+    "⊂": "subset",
+    "⊆": "subseteq",
+    "∖": "setminus",
+    "→": "to",
+    "⇒": "Rightarrow",
+    "∑": "sum",
+    "∏": "prod",
+    "∫": "int",
+    "∂": "partial",
+    "∇": "nabla",
+    "∠": "angle",
+    "△": "triangle",
+    "°": "degree",
+    "º": "degree",
+    "˚": "degree",
+    "…": "ldots",
+    "⋯": "ldots",
+    "⌊": "lfloor",
+    "⌋": "rfloor",
+    "⌈": "lceil",
+    "⌉": "rceil",
+    "⟨": "langle",
+    "⟩": "rangle",
+    "〈": "langle",
+    "〉": "rangle",
+    "∧": "land",
+    "∨": "lor",
+    "⊥": "perp",
+    "∥": "parallel",
+    "∀": "forall",
+    "∃": "exists",
+    "¢": "cent",
+    "∣": "mid",
+    "⋆": "star",
+    "∘": "circ",
 }
 _PLAIN = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "➖": "-", "➕": "+", "✕": "*", "∗": "*", "⁄": "/", "∕": "/",
@@ -47,13 +137,17 @@ _TABLE |= dict.fromkeys(map(ord, _SPACES), " ")
 _TABLE |= dict.fromkeys(map(ord, _THIN), "\\,")
 _TABLE |= dict.fromkeys(map(ord, _REMOVED), "")
 
-_RUNS = re.compile("(?P<sup>[" + "".join(_SUPERSCRIPT) + "]+)|(?P<sub>[" + "".join(_SUBSCRIPT) + "]+)|(?P<vulgar>[¼-¾⅐-⅞↉])")
+_RUNS = re.compile(
+    "(?P<sup>[" + "".join(_SUPERSCRIPT) + "]+)|(?P<sub>[" + "".join(_SUBSCRIPT) + "]+)|(?P<vulgar>[¼-¾⅐-⅞↉])"
+)
 _ODD = re.compile(r"[^\x09-\x7e]")
 _DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}%$,;!])")
 _DOLLARS = re.compile(r"(?<!\\)\$")
 _MANGLED = re.compile(r"\\?\x0c(?=rac\b|rac[^a-z])")
 _SPACE = re.compile(r"\s+")
-_CHOOSE = re.compile(r"(?<![\w}])(?:\{\s*\})?\s*[_^]\s*\{?\s*(\w{1,6})\s*\}?\s*(?:C|\\mathrm\{C\}|\\text\{C\})\s*_\s*\{?\s*(\w{1,6})\s*\}?(?![\w])")
+_CHOOSE = re.compile(
+    r"(?<![\w}])(?:\{\s*\})?\s*[_^]\s*\{?\s*(\w{1,6})\s*\}?\s*(?:C|\\mathrm\{C\}|\\text\{C\})\s*_\s*\{?\s*(\w{1,6})\s*\}?(?![\w])"
+)
 _TAGS = re.compile(r"</?(?:b|i|u|em|strong|span|p|sup|code|mark|center)(?:\s[^<>]{0,80})?>", re.IGNORECASE)
 _BOLD = re.compile(r"(?<![\w)\]}])\*\*([^*]{1,400})\*\*(?![\w(])")
 
@@ -143,7 +237,9 @@ def _without_dollars(text: str) -> str:
             money = set(marks)
     else:
         money = set(marks) if all(_is_price(text, i) for i in marks) and not text.rstrip().endswith("$") else set()
-    return "".join(("\\$" if i in money else " ") if i in set(marks) else c for i, c in enumerate(text)) if marks else text
+    return (
+        "".join(("\\$" if i in money else " ") if i in set(marks) else c for i, c in enumerate(text)) if marks else text
+    )
 
 
 def _is_price(text: str, i: int) -> bool:

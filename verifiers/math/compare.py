@@ -55,7 +55,12 @@ def same_kind(a: Node, b: Node, context: Context) -> Outcome:
         if any(n.kind == "pm" for n in walk(a)) or any(n.kind == "pm" for n in walk(b)):
             return Outcome(a == b, "signs_differ" if a != b else "same_tree", a == b)
         return equal_values(a, b, context)
-    if (x in _PLAIN or y in _PLAIN) and (infinite := equal_infinities(a, b)) is not None and x in SCALARS and y in SCALARS:
+    if (
+        (x in _PLAIN or y in _PLAIN)
+        and (infinite := equal_infinities(a, b)) is not None
+        and x in SCALARS
+        and y in SCALARS
+    ):
         return infinite
     if x == y:
         handler = _HANDLERS.get(x)

@@ -1,13 +1,15 @@
-"""The conversion table: what may count as equal though the types differ. Named, ordered, and switchable by `Policy(off={...})`.
+"""The conversion table: what may count as equal though the types differ. Named, ordered, and switchable by "
+"`Policy(off={...})`.
 
-A conversion rewrites (gold, answer) into a pair that may be comparable; it decides nothing itself. Symmetric ones work both ways round.
+A conversion rewrites (gold, answer) into a pair that may be comparable; it decides nothing itself. Symmetric ones
+work both ways round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 
 from jurat.verifiers.math import points, units, values
 from jurat.verifiers.math.exact import rational
@@ -57,9 +59,9 @@ def _chain_value(a: Node, b: Node, context: Context) -> Iterator[Pair]:
     if a.kind != "rel" or (b.kind == "rel" and assignment(b) is None):
         return
     value = chain_value(a)
-    if value is None or (b.kind == "rel" and assignment(a) is not None):
+    if value is None or assignment(a) is not None:
         return
-    if assignment(a) is None and not consistent(a, context):
+    if not consistent(a, context):
         context.flag("inconsistent_chain")
         return
     other = assignment(b)
@@ -67,13 +69,14 @@ def _chain_value(a: Node, b: Node, context: Context) -> Iterator[Pair]:
 
 
 def consistent(chain: Node, context: Context) -> bool:
-    """Whether the rational sides of a chain agree, up to rounding at the digits shown: 12/7 = 1.71 is, 3 + 3 = 2 is not."""
+    """Whether the rational sides of a chain agree, up to rounding at the digits shown: 12/7 = 1.71 is, 3 + 3 = 2 "
+    "is not."""
     known = []
     for side in chain.args:
         value = rational(side, context.steps) if not symbols(side) and side.kind != "qty" else None
         if value is not None:
             known.append((value, side))
-    for (x, _), (y, side) in zip(known, known[1:], strict=False):
+    for (x, _), (y, side) in pairwise(known):
         if x == y:
             continue
         places = side.value[2] if side.kind == "num" else None
@@ -97,7 +100,11 @@ def _equation_roots(a: Node, b: Node, context: Context) -> Iterator[Pair]:
         found = list(b.args)
     else:
         return
-    if 0 < len(found) < 25 and all(value.kind in SCALARS and not symbols(value) for value in found) and are_roots(a, found, context):
+    if (
+        0 < len(found) < 25
+        and all(value.kind in SCALARS and not symbols(value) for value in found)
+        and are_roots(a, found, context)
+    ):
         yield b, b
 
 
@@ -137,7 +144,7 @@ def _as_node(s: RealSet) -> Node:
 def _set_braces(a: Node, b: Node, context: Context) -> Iterator[Pair]:
     if a.kind == "set" and b.kind == "list":
         yield a, Node("set", None, b.args)
-    if a.kind == "setop" and b.kind in _COLLECTIONS or a.kind == "setop" and b.kind == "setop":
+    if (a.kind == "setop" and b.kind in _COLLECTIONS) or (a.kind == "setop" and b.kind == "setop"):
         finite = _finite_union(a)
         if finite is not None and b.kind in _COLLECTIONS:
             yield finite, Node("set", None, b.args)
@@ -154,7 +161,14 @@ def _finite_union(node: Node) -> Node | None:
 
 
 def _tuple_parentheses(a: Node, b: Node, context: Context) -> Iterator[Pair]:
-    if a.kind == "tuple" and a.value in ("()", "<>") and b.kind == "list" and b.value == "," and assignments(b) is None and len(a.args) == len(b.args):
+    if (
+        a.kind == "tuple"
+        and a.value in ("()", "<>")
+        and b.kind == "list"
+        and b.value == ","
+        and assignments(b) is None
+        and len(a.args) == len(b.args)
+    ):
         yield a, Node("tuple", a.value, b.args)
 
 
@@ -164,7 +178,11 @@ def _bracket_list(a: Node, b: Node, context: Context) -> Iterator[Pair]:
 
 
 def _vector_brackets(a: Node, b: Node, context: Context) -> Iterator[Pair]:
-    if a.kind == b.kind == "tuple" and len(a.args) == len(b.args) and {a.value, b.value} in ({"<>", "()"}, {"<>", "[]"}):
+    if (
+        a.kind == b.kind == "tuple"
+        and len(a.args) == len(b.args)
+        and {a.value, b.value} in ({"<>", "()"}, {"<>", "[]"})
+    ):
         yield Node("tuple", "()", a.args), Node("tuple", "()", b.args)
     elif a.kind == b.kind == "tuple" and len(a.args) == len(b.args) > 2 and {a.value, b.value} == {"()", "[]"}:
         yield Node("tuple", "()", a.args), Node("tuple", "()", b.args)
@@ -174,9 +192,19 @@ def _vector_matrix(a: Node, b: Node, context: Context) -> Iterator[Pair]:
     if a.kind != "matrix":
         return
     rows, columns = a.value
-    if b.kind == "tuple" and len(b.args) == len(a.args) and 1 in (rows, columns) and b.value in ("()", "[]", "<>") and b.args[0].kind != "tuple":
+    if (
+        b.kind == "tuple"
+        and len(b.args) == len(a.args)
+        and 1 in (rows, columns)
+        and b.value in ("()", "[]", "<>")
+        and b.args[0].kind != "tuple"
+    ):
         yield Node("tuple", "()", a.args), Node("tuple", "()", b.args)
-    elif b.kind in ("tuple", "list") and len(b.args) == rows and all(r.kind == "tuple" and len(r.args) == columns for r in b.args):
+    elif (
+        b.kind in ("tuple", "list")
+        and len(b.args) == rows
+        and all(r.kind == "tuple" and len(r.args) == columns for r in b.args)
+    ):
         yield a, Node("matrix", (rows, columns), tuple(cell for row in b.args for cell in row.args))
 
 
@@ -205,7 +233,12 @@ def _percent_dropped(a: Node, b: Node, context: Context) -> Iterator[Pair]:
 def _degree_dropped(a: Node, b: Node, context: Context) -> Iterator[Pair]:
     if a.kind == "degree" and b.kind in SCALARS and b.kind not in ("percent", "qty", "degree"):
         yield a.args[0], b
-    elif a.kind in ("add", "neg", "mul", "div") and any(n.kind == "degree" for n in a.args) and b.kind in SCALARS and b.kind not in ("percent", "qty"):
+    elif (
+        a.kind in ("add", "neg", "mul", "div")
+        and any(n.kind == "degree" for n in a.args)
+        and b.kind in SCALARS
+        and b.kind not in ("percent", "qty")
+    ):
         yield _without_degrees(a), _without_degrees(b) if b.kind != "degree" else b.args[0]
 
 
@@ -219,8 +252,16 @@ def _without_degrees(node: Node) -> Node:
 
 
 def _degree_radian(a: Node, b: Node, context: Context) -> Iterator[Pair]:
-    if a.kind == "degree" and b.kind in SCALARS and b.kind not in ("percent", "degree") and any(n == PI for n in _walk(b)):
-        yield Node("div", None, (mul(a.args[0], PI), num(180))), b.args[0] if b.kind == "qty" and b.value == ((("rad", 1),), 1, 1) else b
+    if (
+        a.kind == "degree"
+        and b.kind in SCALARS
+        and b.kind not in ("percent", "degree")
+        and any(n == PI for n in _walk(b))
+    ):
+        yield (
+            Node("div", None, (mul(a.args[0], PI), num(180))),
+            b.args[0] if b.kind == "qty" and b.value == ((("rad", 1),), 1, 1) else b,
+        )
 
 
 def _walk(node: Node) -> Iterator[Node]:
@@ -249,7 +290,7 @@ def _unit_converted(a: Node, b: Node, context: Context) -> Iterator[Pair]:
 
 
 def _unit_generic(a: Node, b: Node, context: Context) -> Iterator[Pair]:
-    """"square units" for square centimetres."""
+    """ "square units" for square centimetres."""
     if a.kind == b.kind == "qty" and len(a.value[0]) == len(b.value[0]) == 1 and a.value[0][0][0] == "unit":
         if a.value[0][0][1] == b.value[0][0][1] or a.value[0][0][1] == 1:
             yield a.args[0], b.args[0]
@@ -290,7 +331,8 @@ def _time_ratio(a: Node, b: Node, context: Context) -> Iterator[Pair]:
 
 
 def _named_tuple(a: Node, b: Node, context: Context) -> Iterator[Pair]:
-    """x = 1, y = 2 against (1, 2) or 1, 2: values in the order of the names; a list where one name has several values."""
+    """x = 1, y = 2 against (1, 2) or 1, 2: values in the order of the names; a list where one name has several "
+    "values."""
     if a.kind not in ("list", "tuple", "rel") or b.kind not in ("list", "tuple", "set"):
         return
     named = assignments(a)
@@ -298,7 +340,10 @@ def _named_tuple(a: Node, b: Node, context: Context) -> Iterator[Pair]:
         return
     found = tuple(value for _, value in named)
     if len({stem(name) for name, _ in named}) == 1:
-        yield Node("list", ",", found), Node("list", ",", b.args) if b.kind == "tuple" and len({n for n, _ in named}) > 1 else b
+        yield (
+            Node("list", ",", found),
+            Node("list", ",", b.args) if b.kind == "tuple" and len({n for n, _ in named}) > 1 else b,
+        )
     elif b.kind in ("tuple", "list"):
         yield Node("tuple", "()", found), Node("tuple", "()", b.args)
 
@@ -307,7 +352,11 @@ def _equal_alternatives(a: Node, b: Node, context: Context) -> Iterator[Pair]:
     """26/36 or 13/18: one value said in two ways."""
     if a.kind == "list" and a.value == "or" and b.kind in SCALARS:
         first = a.args[0]
-        if all(arg.kind in SCALARS and values.equal_values(first, arg, context).equal for arg in a.args[1:] if arg.kind in SCALARS and first.kind in SCALARS):
+        if all(
+            arg.kind in SCALARS and values.equal_values(first, arg, context).equal
+            for arg in a.args[1:]
+            if arg.kind in SCALARS and first.kind in SCALARS
+        ):
             if all(arg.kind in SCALARS for arg in a.args):
                 yield first, b
 
@@ -348,7 +397,13 @@ def _constant_renamed(a: Node, b: Node, context: Context) -> Iterator[Pair]:
     """x^2/2 + C against x^2/2 + K."""
     left, right = symbols(a), symbols(b)
     mine, theirs = sorted(left - right), sorted(right - left)
-    if not mine or len(mine) != len(theirs) or len(mine) > 2 or not (_CONSTANT_NAMES >= set(mine) | set(theirs)) or not left & right:
+    if (
+        not mine
+        or len(mine) != len(theirs)
+        or len(mine) > 2
+        or not (set(mine) | set(theirs) <= _CONSTANT_NAMES)
+        or not left & right
+    ):
         return
     for order in permutations(theirs):
         yield replace(a, {Node("sym", m): Node("sym", t) for m, t in zip(mine, order, strict=True)}), b
@@ -373,7 +428,7 @@ def _written_out(node: Node) -> Node | None:
     before, after = node.args[:at], node.args[at + 1 :]
     if len(before) < 2 or not after or any(arg.kind != "num" or arg.value[1] != 1 for arg in (*before, *after)):
         return None
-    steps = {y.value[0] - x.value[0] for x, y in zip(before, before[1:], strict=False)}
+    steps = {y.value[0] - x.value[0] for x, y in pairwise(before)}
     step = steps.pop()
     if steps or step == 0:
         return None

@@ -46,11 +46,19 @@ def compare(gold: str, answer: str, *, policy: Policy = DEFAULT) -> MathVerdict:
     return with_fields(verdict, seconds=time.perf_counter() - start)
 
 
-def judge_text(gold: str, completion: str, *, extraction: Extraction = DEFAULT_ORDER, policy: Policy = DEFAULT, gold_is_text: bool = False) -> MathVerdict:
+def judge_text(
+    gold: str,
+    completion: str,
+    *,
+    extraction: Extraction = DEFAULT_ORDER,
+    policy: Policy = DEFAULT,
+    gold_is_text: bool = False,
+) -> MathVerdict:
     """Verdict on a raw completion.
 
     Args:
-        gold: a bare answer; with `gold_is_text` a text from which the gold is extracted like an answer (a gold with a box always is).
+        gold: a bare answer; with `gold_is_text` a text from which the gold is extracted like an answer (a gold with
+        a box always is).
     """
     start = time.perf_counter()
     if gold_is_text or "\\boxed" in gold:
@@ -67,7 +75,9 @@ def judge_text(gold: str, completion: str, *, extraction: Extraction = DEFAULT_O
     flags = (*verdict.flags, *found.flags)
     if verdict.status == CORRECT and policy.reject_flags & set(flags):
         verdict = with_fields(verdict, status=INCORRECT, reason="rejected_flag")
-    return with_fields(verdict, flags=flags, extracted=found.text, span=(found.start, found.end), seconds=time.perf_counter() - start)
+    return with_fields(
+        verdict, flags=flags, extracted=found.text, span=(found.start, found.end), seconds=time.perf_counter() - start
+    )
 
 
 def gold_of_text(text: str) -> str:
@@ -79,11 +89,17 @@ def gold_of_text(text: str) -> str:
     if reading.node is not None and reading.kind != "text":
         return text
     found = extract(text)
-    return text if found is None or (reading.kind == "text" and found.rule == "last_expression" and len(text) < 80 and "$" not in text) else found.text
+    return (
+        text
+        if found is None
+        or (reading.kind == "text" and found.rule == "last_expression" and len(text) < 80 and "$" not in text)
+        else found.text
+    )
 
 
 def gold_from_solution(text: str) -> str:
-    """The gold answer of a worked solution: what follows the last `####` on its line, else the content of the last `\\boxed{}`.
+    """The gold answer of a worked solution: what follows the last `####` on its line, else the content of the last
+    `\\boxed{}`.
 
     Raises:
         GoldError: neither is there, or it is empty.
@@ -98,7 +114,9 @@ def gold_from_solution(text: str) -> str:
     if boxes:
         return boxes[-1].content.strip()
     tail = text[-80:].replace("\n", " ")
-    raise GoldError(f"no gold answer in solution ending {tail!r}; expected '#### 42' or '\\boxed{{42}}' (fix: give the column that holds the answer)")
+    raise GoldError(
+        f"no gold answer in solution ending {tail!r}; expected '#### 42' or '\\boxed{{42}}' (fix: give the column that holds the answer)"
+    )
 
 
 class _Cache:
@@ -156,6 +174,18 @@ def _compare(gold: str, answer: str, policy: Policy) -> MathVerdict:
         outcome = Outcome(False, f"undefined:{error}")
     except RecursionError:
         return _verdict(g, a, context, Outcome(None, "too_large:recursion", False), TOO_LARGE)
+    if (
+        outcome.equal is None
+        and policy.symbolic
+        and g.kind in SCALARS
+        and a.kind in SCALARS
+        and g.node is not None
+        and a.node is not None
+    ):
+        from jurat.verifiers.math.symbolic import SYMPY
+
+        if SYMPY.equal(g.node, a.node):
+            outcome = Outcome(True, "sympy", False)
     if outcome.equal is None and a.node is None:
         return _verdict(g, a, context, outcome, TOO_LARGE if a.large else UNPARSEABLE)
     if outcome.equal and not outcome.certified and not policy.accept_uncertified:
@@ -210,7 +240,11 @@ def _comma_readings(g: Reading, a: Reading) -> list[tuple[Node, Node]]:
         if mode == "decimal" and mine.kind != "list":
             continue
         again = read(mine.raw, mode).node
-        if again is not None and again != mine.node and (mode == "list" or (again.kind in SCALARS and (flip or _long_fraction(again)))):
+        if (
+            again is not None
+            and again != mine.node
+            and (mode == "list" or (again.kind in SCALARS and (flip or _long_fraction(again))))
+        ):
             pairs.append((other.node, again) if flip else (again, other.node))
     return pairs
 
@@ -221,7 +255,7 @@ def _long_fraction(node: Node) -> bool:
 
 
 def _stated(text: str) -> str | None:
-    """"..., so the answer is 23" inside what was handed over as a bare answer."""
+    """ "..., so the answer is 23" inside what was handed over as a bare answer."""
     found = extract(text, _STATED) if len(text) < 4096 else None
     return None if found is None or found.text.strip() == text.strip() else found.text
 
@@ -236,7 +270,11 @@ def _flag_forms(g: Reading, a: Reading, context: Context) -> None:
         context.flag("hedge")
     if any(n.kind == "big" for n in walk(a.node)) and not any(n.kind == "big" for n in walk(g.node)):
         context.flag("unevaluated")
-    elif g.kind == "num" and a.kind in ("add", "mul", "pow", "fn") and (a.kind in _ARITHMETIC or a.node.value in ("fact", "binom", "det")):
+    elif (
+        g.kind == "num"
+        and a.kind in ("add", "mul", "pow", "fn")
+        and (a.kind in _ARITHMETIC or a.node.value in ("fact", "binom", "det"))
+    ):
         context.flag("unevaluated")
 
 
@@ -260,7 +298,12 @@ _cached = _Cache(_compare, 16384)
 def cache_info() -> dict[str, int]:
     """Hits and misses of the verdict cache and of the reading cache."""
     readings = read.cache_info()
-    return {"verdict_hits": _cached.hits, "verdict_misses": _cached.misses, "reading_hits": readings.hits, "reading_misses": readings.misses}
+    return {
+        "verdict_hits": _cached.hits,
+        "verdict_misses": _cached.misses,
+        "reading_hits": readings.hits,
+        "reading_misses": readings.misses,
+    }
 
 
 def clear_caches() -> None:

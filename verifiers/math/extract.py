@@ -1,9 +1,11 @@
 """The final answer in a raw completion.
 
-Default order, documented once. Only the text after the last thinking end tag counts; an opened tag that is never closed leaves no answer.
+Default order, documented once. Only the text after the last thinking end tag counts; an opened tag that is never
+closed leaves no answer.
 Text after a chat end marker (`<|im_end|>`, `<|endoftext|>`, ...) is another turn and is cut off. Then:
 
-1. explicit markers: `<answer>..</answer>`, `\\boxed{..}` (not empty), `#### ..` and "final answer is ..". The last one in the text wins;
+1. explicit markers: `<answer>..</answer>`, `\\boxed{..}` (not empty), `#### ..` and "final answer is ..". The last
+one in the text wins;
    boxes side by side ("\\boxed{1} and \\boxed{2}") are one list;
 2. the last "answer is ..", "answer: ..", to the end of its line or sentence;
 3. the whole text, if it is short and reads as one answer: " 12", "12.", "7 + 5 = 12", "12 apples";
@@ -22,22 +24,34 @@ from jurat.verifiers.math.limits import MAX_TAIL_CHARS
 from jurat.verifiers.math.macros import PLAIN_FUNCTIONS
 from jurat.verifiers.math.reading import read
 
-_THINK_END = re.compile(r"</(?:think|thinking|thought|reasoning|scratchpad)>|<\|end_of_thought\|>|<\|/think\|>|◁/think▷", re.IGNORECASE)
-_THINK_START = re.compile(r"<(?:think|thinking|thought|reasoning|scratchpad)>|<\|begin_of_thought\|>|◁think▷", re.IGNORECASE)
-_TURN = re.compile(r"<\|(?:im_start|im_end|endoftext|end_of_text|eot_id|start_header_id)\|>|</s>|<end_of_turn>|<start_of_turn>")
+_THINK_END = re.compile(
+    r"</(?:think|thinking|thought|reasoning|scratchpad)>|<\|end_of_thought\|>|<\|/think\|>|◁/think▷", re.IGNORECASE
+)
+_THINK_START = re.compile(
+    r"<(?:think|thinking|thought|reasoning|scratchpad)>|<\|begin_of_thought\|>|◁think▷", re.IGNORECASE
+)
+_TURN = re.compile(
+    r"<\|(?:im_start|im_end|endoftext|end_of_text|eot_id|start_header_id)\|>|</s>|<end_of_turn>|<start_of_turn>"
+)
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 _TAG_OPEN = re.compile(r"<answer>", re.IGNORECASE)
 _TAG_CLOSE = re.compile(r"</answer>", re.IGNORECASE)
 _FINAL = re.compile(r"final\s+answer\s*(?:is|=|:)\s*(?:therefore\s+)?:?", re.IGNORECASE)
-_ANCHOR = re.compile(r"\b(?:answer|result)\s*(?:\([^()\n]{0,40}\)\s*)?(?:is|was|=|:|are|should\s+be|would\s+be|equals)\s*:?|\bans(?:wer)?\s*[:=]", re.IGNORECASE)
+_ANCHOR = re.compile(
+    r"\b(?:answer|result)\s*(?:\([^()\n]{0,40}\)\s*)?(?:is|was|=|:|are|should\s+be|would\s+be|equals)\s*:?|\bans(?:wer)?\s*[:=]",
+    re.IGNORECASE,
+)
 _SENTENCE_END = re.compile(r"(?:[.!?](?=\s|$)|\n)")
 _MATH = re.compile(r"\$\$|\$|\\\(|\\\)|\\\[|\\\]")
 _NUMBER = re.compile(
     r"(?<![\w.\\^_{])(?:[-−–]\s?|[+])?(?:\\?[$€£]\s?)?(?:\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?|\.\d+)"
     r"(?:\s?/\s?\d+)?(?:\s?(?:\\?%|percent\b|pct\b|°|million\b|billion\b|thousand\b|hundred\b|dozen\b))?"
 )
-_BETWEEN = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]+|\b(?:and|or|text|quad|papers?|bins?|for|part|parts|a|b|c|y|x|[a-z]_?\d)\b)*", re.IGNORECASE)
+_BETWEEN = re.compile(
+    r"(?:[^A-Za-z]|\\[A-Za-z]+|\b(?:and|or|text|quad|papers?|bins?|for|part|parts|a|b|c|y|x|[a-z]_?\d)\b)*",
+    re.IGNORECASE,
+)
 _QUOTES = re.compile(r"^(?:\\\\?\")+|(?:\\\\?\")\.?$")
 _MAX_BETWEEN = 60
 _DENIED = re.compile(r"\s*(?:\w+\s+){0,2}(?:not|never|neither)\b", re.IGNORECASE)
@@ -93,12 +107,24 @@ def extract(text: str, extraction: Extraction | None = None) -> Extracted | None
         tail = tail[: turn.start()]
     for rule in rules.order:
         if rule == "last":
-            found = max((f for name in rules.markers if (f := _MARKERS[name](tail)) is not None), key=lambda f: f.end, default=None)
+            found = max(
+                (f for name in rules.markers if (f := _MARKERS[name](tail)) is not None),
+                key=lambda f: f.end,
+                default=None,
+            )
         else:
             found = _MARKERS[rule](tail)
         if found is not None:
             return Extracted(found.text, base + found.start, base + found.end, found.rule, found.flags)
     return None
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The last match, in one pass."""
+    match = None
+    for match in pattern.finditer(text):  # noqa: B007
+        pass
+    return match
 
 
 # explicit markers
@@ -165,7 +191,11 @@ def _boxed(text: str) -> Extracted | None:
         group.insert(0, box)
     inner = [_inner(box.content) for box in group]
     distinct = list(dict.fromkeys(inner))
-    flags = ("multiple_boxes",) if len({b.content.strip() for b in found}) > len(set(distinct)) and len(found) > len(group) else ()
+    flags = (
+        ("multiple_boxes",)
+        if len({b.content.strip() for b in found}) > len(set(distinct)) and len(found) > len(group)
+        else ()
+    )
     if len(distinct) == 1:
         after = _after_box(text, group[-1].end)
         return Extracted(distinct[0] + after, group[0].start, group[-1].end, "boxed", flags)
@@ -175,15 +205,20 @@ def _boxed(text: str) -> Extracted | None:
 
 def _inner(content: str) -> str:
     nested = boxes(content)
-    return nested[-1].content if len(nested) == 1 and nested[0].start == 0 and nested[0].end == len(content) else content
+    return (
+        nested[-1].content if len(nested) == 1 and nested[0].start == 0 and nested[0].end == len(content) else content
+    )
 
 
 def joins(between: str) -> bool:
-    """Whether the text between two boxes makes them one list: separators, "and", "or", short labels; no sentence of its own."""
+    """Whether the text between two boxes makes them one list: separators, "and", "or", short labels; no sentence of
+    its own."""
     plain = between.strip()
     if not plain.strip(" $,;\n\\()[].+&~"):
         return "\n\n" not in between and ". " not in between
-    if re.search(r"\b(?:either|but|not|then|so|thus|hence|therefore|wait|final|answer)\b", plain, re.IGNORECASE) or re.search(r"[.!?]\s", plain):
+    if re.search(
+        r"\b(?:either|but|not|then|so|thus|hence|therefore|wait|final|answer)\b", plain, re.IGNORECASE
+    ) or re.search(r"[.!?]\s", plain):
         return False
     return bool(re.search(r"\b(?:and|or)\b", plain))
 
@@ -197,18 +232,14 @@ def _after_box(text: str, end: int) -> str:
 
 
 def _hashes(text: str) -> Extracted | None:
-    last = None
-    for last in _HASHES.finditer(text):
-        pass
+    last = _last(_HASHES, text)
     if last is None or not last[1].strip():
         return None
     return _cleaned(text, last.start(1), last.end(1), "hashes")
 
 
 def _tags(text: str) -> Extracted | None:
-    opened = None
-    for opened in _TAG_OPEN.finditer(text):
-        pass
+    opened = _last(_TAG_OPEN, text)
     if opened is None:
         return None
     closed = _TAG_CLOSE.search(text, opened.end())
@@ -221,18 +252,14 @@ def _tags(text: str) -> Extracted | None:
 
 
 def _final_answer_is(text: str) -> Extracted | None:
-    last = None
-    for last in _FINAL.finditer(text):
-        pass
+    last = _last(_FINAL, text)
     if last is None:
         return None
     return _phrase(text, last.end(), "final_answer_is")
 
 
 def _answer_is(text: str) -> Extracted | None:
-    last = None
-    for last in _ANCHOR.finditer(text):
-        pass
+    last = _last(_ANCHOR, text)
     if last is None:
         return None
     return _phrase(text, last.end(), "answer_is")
@@ -245,8 +272,14 @@ def _phrase(text: str, start: int, rule: str) -> Extracted | None:
     end = start
     for match in _SENTENCE_END.finditer(text, start):
         end = match.start()
-        if text[start:end].count("$") % 2 == 0 and text[start:end].count("{") <= text[start:end].count("}") and not text.startswith("\\]", start):
-            if text[start:end].lstrip().startswith(("\\[", "$$")) and not text[start:end].rstrip().endswith(("\\]", "$$")):
+        if (
+            text[start:end].count("$") % 2 == 0
+            and text[start:end].count("{") <= text[start:end].count("}")
+            and not text.startswith("\\]", start)
+        ):
+            if text[start:end].lstrip().startswith(("\\[", "$$")) and not text[start:end].rstrip().endswith(
+                ("\\]", "$$")
+            ):
                 continue
             break
     else:
@@ -288,7 +321,12 @@ def _whole(text: str) -> Extracted | None:
     reading = read(content)
     if reading.node is None or reading.kind == "text" or is_prose(content):
         lines = [line for line in content.splitlines() if line.strip()]
-        if len(lines) != 1 and lines and _reads(lines[0].strip()) and not any(c.isdigit() for line in lines[1:] for c in line):
+        if (
+            len(lines) != 1
+            and lines
+            and _reads(lines[0].strip())
+            and not any(c.isdigit() for line in lines[1:] for c in line)
+        ):
             at = text.find(lines[0])
             return Extracted(lines[0].strip(), at, at + len(lines[0]), "whole")
         return None
@@ -297,20 +335,27 @@ def _whole(text: str) -> Extracted | None:
 
 
 def is_prose(text: str) -> bool:
-    """Two or more plain words that no unit, function or label explains: a sentence, though its letters could be a product."""
+    """Two or more plain words that no unit, function or label explains: a sentence, though its letters could be a
+    product."""
     if "\\text" in text or "\\mathrm" in text:
         return False
     runs = _PROSE_WORD.findall(text)
-    return sum(run not in PLAIN_FUNCTIONS and not is_word(run) and run not in ("pi", "oo") for run in runs) > 1 and " " in text
+    return (
+        sum(run not in PLAIN_FUNCTIONS and not is_word(run) and run not in ("pi", "oo") for run in runs) > 1
+        and " " in text
+    )
 
 
 def _last_expression(text: str) -> Extracted | None:
     """The last mathematics between delimiters or the last number in prose, whichever ends later."""
     math = _last_math(text)
-    number = None
-    for number in _NUMBER.finditer(text):
-        pass
-    while number is not None and number.end() < len(text) and text[number.end()].isalpha() and not _unit_follows(text, number.end()):
+    number = _last(_NUMBER, text)
+    while (
+        number is not None
+        and number.end() < len(text)
+        and text[number.end()].isalpha()
+        and not _unit_follows(text, number.end())
+    ):
         number = None
     if math is not None and (number is None or number.end() <= math.end):
         return math
@@ -367,18 +412,16 @@ _CHOICE_WORD = re.compile(r"(?<![A-Za-z])\(?([B-HJ])\)?(?![A-Za-z'])")
 
 
 def choice_letter(text: str, extraction: Extraction | None = None) -> Extracted | None:
-    """The chosen letter of a completion that marks it with words only: "the answer is B", "B. because ...", "... B ..."."""
+    """The chosen letter of a completion that marks it with words only: "the answer is B", "B. because ...", "... B
+    ..."."""
     tail = text[-MAX_TAIL_CHARS:]
     ends = [m.end() for m in _THINK_END.finditer(tail)] if (extraction or DEFAULT_ORDER).think else []
     base = len(text) - len(tail) + (ends[-1] if ends else 0)
     tail = text[base:]
-    last = None
-    for last in _CHOICE_ANCHOR.finditer(tail):
-        pass
+    last = _last(_CHOICE_ANCHOR, tail)
     match = last or _CHOICE_START.match(tail)
     if match is None:
-        for last in _CHOICE_WORD.finditer(tail):
-            pass
+        last = _last(_CHOICE_WORD, tail)
         match = last
     if match is None:
         return None
@@ -390,9 +433,7 @@ def gold_box(text: str) -> str | None:
     found = _boxed(text)
     if found is not None:
         return found.text
-    opened = None
-    for opened in _BOX.finditer(text):
-        pass
+    opened = _last(_BOX, text)
     if opened is None or not text.startswith("{", opened.end()):
         return None
     return text[opened.end() + 1 :].strip()

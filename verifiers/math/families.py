@@ -14,10 +14,13 @@ _K = Node("sym", " k")
 
 
 def equal_families(a: Node, b: Node, context: Context, judge: Judge) -> Outcome:
-    """Equal heads after the parameter is renamed; or progressions with one period up to sign whose starts differ by whole periods."""
+    """Equal heads after the parameter is renamed; or progressions with one period up to sign whose starts differ by
+    whole periods."""
     x, y = _renamed(a), _renamed(b)
     if x is None or y is None:
-        same = len(a.args) == len(b.args) and all(judge(p, q, context).equal for p, q in zip(a.args, b.args, strict=True))
+        same = len(a.args) == len(b.args) and all(
+            judge(p, q, context).equal for p, q in zip(a.args, b.args, strict=True)
+        )
         return Outcome(same, "set_builder", False)
     (heads_a, space_a), (heads_b, space_b) = x, y
     if space_a != space_b:
@@ -37,7 +40,11 @@ def equal_families(a: Node, b: Node, context: Context, judge: Judge) -> Outcome:
 
 def _renamed(node: Node) -> tuple[tuple[Node, ...], str] | None:
     head, *conditions = node.args
-    memberships = [c for c in conditions if c.kind == "rel" and c.value == ("in",) and c.args[0].kind == "sym" and c.args[1].kind == "space"]
+    memberships = [
+        c
+        for c in conditions
+        if c.kind == "rel" and c.value == ("in",) and c.args[0].kind == "sym" and c.args[1].kind == "space"
+    ]
     if len(memberships) != 1 or len(conditions) != 1:
         return None
     if head.kind == "rel" and head.value == ("=",):

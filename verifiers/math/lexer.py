@@ -1,14 +1,18 @@
 """Text to tokens in one linear pass.
 
-A token is `(kind, value, space)`: space is 0 none, 1 a space, 2 a thin-space macro, 3 a negative space before it. Kinds:
+A token is `(kind, value, space)`: space is 0 none, 1 a space, 2 a thin-space macro, 3 a negative space before it.
+Kinds:
 
     num   digits as written ("12", "3.50")        id    one symbol ("x", "\\alpha")      word  a word of text
-    fn    known function                           const inf, pi                          op    + - * / ^ _ ! ' % cup ...
+    fn    known function                           const inf, pi                          op    + - * / ^ _ ! ' % cup
+    ...
     rel   relation                                 open, close, bar                       sep   , ;
     cmd   frac, sqrt, sum, ...                     begin, end  environment                row   \\\\    cell  &
-    cur   currency                                 deco  \\vec, \\angle ...                space set: named set      dots
+    cur   currency                                 deco  \\vec, \\angle ...                space set: named set
+    dots
 
-`\\text{...}` is lexed by the same rules, only that letter runs there are words. Digits are joined into one number here, once:
+`\\text{...}` is lexed by the same rules, only that letter runs there are words. Digits are joined into one number
+here, once:
 thousands groups, decimal commas, mixed use. Commas between digits are ambiguous, so the reading is a parameter.
 """
 
@@ -33,7 +37,19 @@ _TOKEN = re.compile(
     r"|(?P<other>.)",
     re.DOTALL,
 )
-_REL = {"<=": "<=", ">=": ">=", "!=": "!=", "==": "=", "<": "<", ">": ">", "=": "=", "->": "to", ":=": "=", "=>": "=>", "<=>": "<=>"}
+_REL = {
+    "<=": "<=",
+    ">=": ">=",
+    "!=": "!=",
+    "==": "=",
+    "<": "<",
+    ">": ">",
+    "=": "=",
+    "->": "to",
+    ":=": "=",
+    "=>": "=>",
+    "<=>": "<=>",
+}
 _OTHER = {"(": ("open", "("), ")": ("close", ")"), "[": ("open", "["), "]": ("close", "]"), "{": ("open", "{"), "}": ("close", "}"),
           "|": ("bar", "|"), ",": ("sep", ","), ";": ("sep", ";"), ":": ("op", ":"), "&": ("cell", "&"), "?": ("word", "?"),
           '"': ("quote", '"'), ".": ("dot", "."), "@": ("op", "@")}  # fmt: skip
@@ -49,7 +65,8 @@ _ROW_SKIP = re.compile(r"\\\\\s*\[[^\]\\]{0,12}\]")
 def tokenize(text: str, commas: str = "auto") -> list[Token]:
     """Tokens of a canonical text.
 
-    `commas` says how a comma between top-level digits is read: "auto" (thousands group, or decimal after a lone zero, or list),
+    `commas` says how a comma between top-level digits is read: "auto" (thousands group, or decimal after a lone
+    zero, or list),
     "list", "decimal".
 
     Raises:
@@ -141,7 +158,12 @@ class _Scanner:
                 raise Unparseable(f"unknown_character:{run}")
             self.emit("const" if self.code and run == "I" else "id", "i" if self.code and run == "I" else run)
             return
-        if run in ("min", "sec", "deg") and self.out and self.out[-1][0] == "num" and self.text[self.pos : self.pos + 1] not in ("(", "{", "_"):
+        if (
+            run in ("min", "sec", "deg")
+            and self.out
+            and self.out[-1][0] == "num"
+            and self.text[self.pos : self.pos + 1] not in ("(", "{", "_")
+        ):
             self.emit("word", run)
         elif run in macros.PLAIN_FUNCTIONS:
             self.emit("fn", macros.FUNCTIONS[run])
@@ -153,9 +175,21 @@ class _Scanner:
             raise Unparseable("not_a_number")
         elif is_word(run):
             self.emit("word", run)
-        elif len(run) <= 3 and run in units.SHORT_UNITS and self.out and self.out[-1][0] in ("num", "close", "const", "word"):
+        elif (
+            len(run) <= 3
+            and run in units.SHORT_UNITS
+            and self.out
+            and self.out[-1][0] in ("num", "close", "const", "word")
+        ):
             self.emit("word", run)
-        elif len(run) == 3 and run.islower() and self.space and self.out and self.out[-1][0] in ("num", "word") and _WORD_AHEAD.match(self.text, self.pos):
+        elif (
+            len(run) == 3
+            and run.islower()
+            and self.space
+            and self.out
+            and self.out[-1][0] in ("num", "word")
+            and _WORD_AHEAD.match(self.text, self.pos)
+        ):
             self.emit("word", run)  # "24 red marbles"
         elif run[:3] in ("and",) and run[3:4].isupper():
             self.emit("word", "and")
@@ -163,9 +197,11 @@ class _Scanner:
         elif run[:2] == "or" and run[2:3].isupper():
             self.emit("word", "or")
             self.letters(run[2:], prose)
-        elif (name := next((n for n in ("sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln") if run.startswith(n)), "")) and len(
-            run
-        ) == len(name) + 1:
+        elif (
+            name := next(
+                (n for n in ("sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln") if run.startswith(n)), ""
+            )
+        ) and len(run) == len(name) + 1:
             self.emit("fn", macros.FUNCTIONS[name])
             self.letters(run[len(name) :], prose)
         elif not run.isascii():
@@ -323,7 +359,8 @@ class _Scanner:
 
 
 def is_word(run: str) -> bool:
-    """Whether a letter run in mathematics is a word and no product of letters: vocabulary, units, or word-like and long."""
+    """Whether a letter run in mathematics is a word and no product of letters: vocabulary, units, or word-like and
+    long."""
     low = run.lower()
     if low in words.VOCABULARY and (not run.isupper() or low in words.JOINS):
         return len(run) > 2 or low in words.SHORT_WORDS
@@ -378,7 +415,9 @@ def join_digits(tokens: list[Token], commas: str) -> list[Token]:
     return out
 
 
-def _separator(tokens: list[Token], i: int, parts: list[str], previous: str, depth: int, commas: str) -> tuple[str, int] | None:
+def _separator(
+    tokens: list[Token], i: int, parts: list[str], previous: str, depth: int, commas: str
+) -> tuple[str, int] | None:
     """(kind of separator, tokens up to and including the next digits) when the number goes on at `i`."""
     kind, value, space = tokens[i]
     if "." in parts[-1] and not (previous == "" and "." in parts[0] and _european(tokens, i, parts)):
@@ -406,15 +445,32 @@ def _separator(tokens: list[Token], i: int, parts: list[str], previous: str, dep
     if following_space or space or commas == "list":
         return None
     if commas == "decimal":
-        return ("decimal", 2) if previous in ("", "space") and following_value.isdigit() and (i + 2 >= len(tokens) or tokens[i + 2][0] != "sep") else None
-    if grouping and previous in ("", "comma") and _DIGITS3.match(following_value) and (depth == 0 or following_value == "000"):
+        return (
+            ("decimal", 2)
+            if previous in ("", "space")
+            and following_value.isdigit()
+            and (i + 2 >= len(tokens) or tokens[i + 2][0] != "sep")
+            else None
+        )
+    if (
+        grouping
+        and previous in ("", "comma")
+        and _DIGITS3.match(following_value)
+        and (depth == 0 or following_value == "000")
+    ):
         return "comma", 2
     last = i + 2 >= len(tokens) or tokens[i + 2][0] != "sep"
     if depth == 0 and previous == "space" and following_value.isdigit() and len(following_value) != 3 and last:
         return "decimal", 2
     if depth == 0 and previous == "" and parts[0] == "0" and following_value.isdigit() and last:
         return "decimal", 2
-    if depth == 0 and previous == "" and re.fullmatch(r"\d{1,3}(\.\d{3})+", parts[0]) and following_value.isdigit() and last:
+    if (
+        depth == 0
+        and previous == ""
+        and re.fullmatch(r"\d{1,3}(\.\d{3})+", parts[0])
+        and following_value.isdigit()
+        and last
+    ):
         return "decimal", 2
     return None
 
@@ -437,7 +493,13 @@ def render(tokens: list[Token]) -> str:
     for kind, value, _ in tokens:
         if last and last[-1].isalnum() and value[:1].isalnum():
             out.append(" ")
-        text = {"cmd": "\\" + value, "fn": value, "const": value, "begin": f"\\begin{{{value}}}", "end": f"\\end{{{value}}}"}.get(kind, value)
+        text = {
+            "cmd": "\\" + value,
+            "fn": value,
+            "const": value,
+            "begin": f"\\begin{{{value}}}",
+            "end": f"\\end{{{value}}}",
+        }.get(kind, value)
         out.append(text)
         last = text
     return "".join(out)

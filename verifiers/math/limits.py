@@ -1,6 +1,7 @@
 """Bounds which make every stage finite, and the two ways of giving up.
 
-Nothing here is timed: a bound is a count of characters, nodes, bits or operations, so the same input takes the same path on any machine.
+Nothing here is timed: a bound is a count of characters, nodes, bits or operations, so the same input takes the same
+path on any machine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ MAX_TAIL_CHARS = 65536
 """Answers are looked for in the last so many characters of a completion."""
 MAX_TOKENS = 2000
 MAX_DEPTH = 56
-"""Nesting of brackets, groups and exponents. Python's own recursion limit is 1,000 frames, and a level costs up to seven."""
+"""Nesting of brackets, groups and exponents. Python's own recursion limit is 1,000 frames, and a level costs up to
+seven."""
 MAX_DIGITS = 2000
 MAX_ITEMS = 256
 """Elements of a list, set or tuple."""

@@ -18,7 +18,9 @@ def evaluated(node: Node, context: Context) -> Node:
     if kind == "neg" and args[0].kind == "matrix":
         return Node("matrix", args[0].value, tuple(neg(cell) for cell in args[0].args))
     if kind == "add" and all(arg.kind == "matrix" and arg.value == args[0].value for arg in args):
-        return Node("matrix", args[0].value, tuple(add(*cells) for cells in zip(*(arg.args for arg in args), strict=True)))
+        return Node(
+            "matrix", args[0].value, tuple(add(*cells) for cells in zip(*(arg.args for arg in args), strict=True))
+        )
     if kind == "mul" and any(arg.kind == "matrix" for arg in args):
         scalars = [arg for arg in args if arg.kind != "matrix"]
         product: Node | None = None
@@ -45,7 +47,9 @@ def _product(a: Node, b: Node) -> Node | None:
     if inner != other:
         return None
     cells = tuple(
-        add(*(mul(a.args[i * inner + k], b.args[k * columns + j]) for k in range(inner))) if inner > 1 else mul(a.args[i], b.args[j])
+        add(*(mul(a.args[i * inner + k], b.args[k * columns + j]) for k in range(inner)))
+        if inner > 1
+        else mul(a.args[i], b.args[j])
         for i in range(rows)
         for j in range(columns)
     )
@@ -55,7 +59,9 @@ def _product(a: Node, b: Node) -> Node | None:
 def _power(matrix: Node, exponent: Node, context: Context) -> Node | None:
     rows, columns = matrix.value
     if exponent in (Node("sym", "T"), Node("sym", "\\top"), Node("sym", "t")):
-        return Node("matrix", (columns, rows), tuple(matrix.args[i * columns + j] for j in range(columns) for i in range(rows)))
+        return Node(
+            "matrix", (columns, rows), tuple(matrix.args[i * columns + j] for j in range(columns) for i in range(rows))
+        )
     if rows != columns or rows > MAX_MATRIX:
         return None
     value = rational(exponent, context.steps)
@@ -70,7 +76,10 @@ def _power(matrix: Node, exponent: Node, context: Context) -> Node | None:
         return Node("matrix", (rows, rows), tuple(_node(cell) for row in inverse for cell in row))
     result = [[type(exact[0])(int(i == j)) for j in range(rows)] for i in range(rows)]
     for _ in range(int(str(value))):
-        result = [[sum((result[i][k] * rows_of[k][j] for k in range(rows)), start=type(exact[0])(0)) for j in range(rows)] for i in range(rows)]
+        result = [
+            [sum((result[i][k] * rows_of[k][j] for k in range(rows)), start=type(exact[0])(0)) for j in range(rows)]
+            for i in range(rows)
+        ]
     return Node("matrix", (rows, rows), tuple(_node(cell) for row in result for cell in row))
 
 

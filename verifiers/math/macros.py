@@ -1,4 +1,5 @@
-"""The one table of LaTeX macros and plain-text names: what is not here is an unknown macro, and the answer unparseable."""
+"""The one table of LaTeX macros and plain-text names: what is not here is an unknown macro, and the answer
+unparseable."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ MACRO_FUNCTIONS = frozenset(
     "arccot lcm sgn arcsec arccsc sech csch".split()
 )
 
-PLAIN_FUNCTIONS = frozenset(FUNCTIONS) - frozenset(("Re", "Im", "deg", "dim", "tr", "rank", "arg", "lb", "Gamma", "gamma", "mod", "tg", "sign"))
+PLAIN_FUNCTIONS = frozenset(FUNCTIONS) - frozenset(
+    ("Re", "Im", "deg", "dim", "tr", "rank", "arg", "lb", "Gamma", "gamma", "mod", "tg", "sign")
+)
 """Recognised in plain letter runs without a backslash."""
 
 GREEK = frozenset(
@@ -47,8 +50,26 @@ OPERATORS = {
 
 CONSTANTS = {"infty": "inf", "pi": "pi", "varpi": "pi", "infin": "inf"}
 
-OPENING = {"lfloor": "floor", "lceil": "ceil", "langle": "<", "lbrace": "\\{", "lbrack": "[", "lparen": "(", "lvert": "|", "lVert": "||"}
-CLOSING = {"rfloor": "floor", "rceil": "ceil", "rangle": ">", "rbrace": "\\}", "rbrack": "]", "rparen": ")", "rvert": "|", "rVert": "||"}
+OPENING = {
+    "lfloor": "floor",
+    "lceil": "ceil",
+    "langle": "<",
+    "lbrace": "\\{",
+    "lbrack": "[",
+    "lparen": "(",
+    "lvert": "|",
+    "lVert": "||",
+}
+CLOSING = {
+    "rfloor": "floor",
+    "rceil": "ceil",
+    "rangle": ">",
+    "rbrace": "\\}",
+    "rbrack": "]",
+    "rparen": ")",
+    "rvert": "|",
+    "rVert": "||",
+}
 BARS = {"vert": "|", "Vert": "||", "|": "||", "mid": "|", "mvert": "|"}
 
 COMMANDS = {
@@ -59,7 +80,9 @@ COMMANDS = {
     "stackrel": "stackrel", "root": "root",
 }  # fmt: skip
 
-DECORATIONS = frozenset("vec hat tilde overrightarrow overleftarrow widehat widetilde ddot mathring check breve acute grave".split())
+DECORATIONS = frozenset(
+    "vec hat tilde overrightarrow overleftarrow widehat widetilde ddot mathring check breve acute grave".split()
+)
 PREFIX_NAMES = frozenset(("angle", "measuredangle", "triangle", "square", "odot"))
 
 SKIPPED = frozenset(
@@ -71,12 +94,23 @@ SPACES = {",": 2, ";": 2, ":": 2, ">": 2, " ": 1, "!": 3, "quad": 1, "qquad": 1,
           "negthinspace": 3, "space": 1, "hfill": 1, "negmedspace": 3, "enskip": 1}  # fmt: skip
 """Spacing macros: 1 a space, 2 thin (may group digits), 3 negative (after a comma: groups digits)."""
 
-TEXTS = frozenset("text mbox hbox textrm textnormal textbf textit texttt textsc textsf textup textmd emph mathrm mathsf mathtt mathit".split())
+TEXTS = frozenset(
+    "text mbox hbox textrm textnormal textbf textit texttt textsc textsf textup textmd emph mathrm mathsf mathtt mathit".split()
+)
 WRAPPERS = frozenset("mathbf boldsymbol bm bold pmb mathcal mathscr mathfrak underline boxed fbox framebox ensuremath smash mathop mathbin "
                      "mathrel mathord mathopen mathclose mathpunct displaylines substack".split())  # fmt: skip
 DROPPED_ARGUMENT = frozenset("color label tag hspace vspace phantom hphantom vphantom kern mkern".split())
 DROPPED_FIRST = frozenset(("textcolor", "colorbox", "raisebox", "style", "class", "bbox"))
 
-CURRENCIES = {"$": "dollar", "euro": "euro", "texteuro": "euro", "pounds": "gbp", "textsterling": "gbp", "yen": "yen", "rupee": "rupee", "textdollar": "dollar"}
+CURRENCIES = {
+    "$": "dollar",
+    "euro": "euro",
+    "texteuro": "euro",
+    "pounds": "gbp",
+    "textsterling": "gbp",
+    "yen": "yen",
+    "rupee": "rupee",
+    "textdollar": "dollar",
+}
 
 SETS = {"R": "R", "Z": "Z", "Q": "Q", "N": "N", "C": "C", "Reals": "R"}

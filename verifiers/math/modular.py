@@ -1,8 +1,11 @@
 """Values of expressions modulo a prime at a random point (Schwartz-Zippel): no expansion, whatever the degree.
 
-Whatever is not rational arithmetic (sin x, sqrt(x), f(x), a sum with symbolic bounds) becomes an atom: a pseudo-random residue keyed by
-its name and the residues of its arguments, so equal arguments give equal atoms. Equal residues at two primes: the expressions are equal
-as rational functions of their atoms but for a chance below degree / 2^120. Different residues prove inequality where there are no atoms.
+Whatever is not rational arithmetic (sin x, sqrt(x), f(x), a sum with symbolic bounds) becomes an atom: a
+pseudo-random residue keyed by
+its name and the residues of its arguments, so equal arguments give equal atoms. Equal residues at two primes: the
+expressions are equal
+as rational functions of their atoms but for a chance below degree / 2^120. Different residues prove inequality where
+there are no atoms.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ class Point:
         self.bound: dict[str, int] = {}
 
     def random(self, *key: object) -> int:
-        digest = blake2b("\x1f".join(map(str, (self.p, self.seed, *key))).encode("utf-8", "replace"), digest_size=8).digest()
+        digest = blake2b(
+            "\x1f".join(map(str, (self.p, self.seed, *key))).encode("utf-8", "replace"), digest_size=8
+        ).digest()
         return int.from_bytes(digest, "big") % self.p
 
     def __call__(self, node: Node) -> int:
@@ -103,7 +108,8 @@ class Point:
 
 
 def difference(a: Node, b: Node, seed: str, steps: Steps) -> tuple[bool | None, bool]:
-    """(equal, pure): whether residues agree at both primes, and whether there were no atoms. None: poles at every try."""
+    """(equal, pure): whether residues agree at both primes, and whether there were no atoms. None: poles at every
+    try."""
     pure, decided = True, False
     for p in PRIMES:
         for attempt in range(3):

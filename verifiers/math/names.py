@@ -22,14 +22,19 @@ def is_name(node: Node) -> bool:
     if kind == "const":
         return node.value in ("i", "e")
     if kind == "mul":
-        return all(a.kind == "sym" and (_capital(a) or "angle" in a.value) or a.kind == "sym" and a.value == "m" for a in node.args)
+        return all(
+            (a.kind == "sym" and (_capital(a) or "angle" in a.value)) or (a.kind == "sym" and a.value == "m")
+            for a in node.args
+        )
     if kind in ("div", "ratio"):
         return all(is_name(a) and (a.kind != "sym" or _capital(a)) for a in node.args)
     if kind == "tuple":
         return all(a.kind == "sym" for a in node.args)
     if kind == "fn":
         return (node.value in ("abs", "norm", "dim", "deg", "arg", "Re", "Im") and is_name(node.args[0])) or (
-            node.value in ("max", "min", "det", "tr", "rank", "gcd", "lcm") and bool(node.args) and all(not _closed(a) for a in node.args)
+            node.value in ("max", "min", "det", "tr", "rank", "gcd", "lcm")
+            and bool(node.args)
+            and all(not _closed(a) for a in node.args)
         )
     return False
 

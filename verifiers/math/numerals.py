@@ -7,7 +7,20 @@ from math import gcd
 from jurat.verifiers.math.limits import MAX_DIGITS, TooLarge, Unparseable
 from jurat.verifiers.math.tree import Node, num
 
-_BASE_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16}
+_BASE_WORDS = {
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+    "eleven": 11,
+    "twelve": 12,
+    "sixteen": 16,
+}
 _MAX_EXPONENT = 4000
 
 
@@ -16,7 +29,7 @@ def integer(text: str) -> Node:
 
 
 def decimal(text: str) -> Node:
-    """"12", "3.50", ".5", "2.", "1.2e-5" as p/q with the number of places shown."""
+    """ "12", "3.50", ".5", "2.", "1.2e-5" as p/q with the number of places shown."""
     mantissa, _, exponent = text.lower().partition("e")
     if mantissa.isdigit() and not exponent:
         return num(int(mantissa))
@@ -52,7 +65,11 @@ def based(digits: str, base: str) -> Node:
     if not 2 <= value <= 36:
         raise Unparseable("base")
     whole, _, fraction = digits.partition(".")
-    if not whole.isalnum() or (fraction and not fraction.isalnum()) or any(int(d, 36) >= value for d in whole + fraction):
+    if (
+        not whole.isalnum()
+        or (fraction and not fraction.isalnum())
+        or any(int(d, 36) >= value for d in whole + fraction)
+    ):
         raise Unparseable("digit_of_base")
     whole = whole.lstrip("0") or "0"
     return Node("based", (f"{whole}.{fraction}" if fraction else whole, value))

@@ -1,6 +1,7 @@
 """A Pratt parser from tokens to the typed tree: expressions.
 
-Binding powers, loosest first: ratio 10, set operations 15, sums 20, products 30, implicit products 40, signs 30 (so -2^2 = -(2^2)),
+Binding powers, loosest first: ratio 10, set operations 15, sums 20, products 30, implicit products 40, signs 30 (so
+-2^2 = -(2^2)),
 powers and postfix signs 60. `a/bc` is a/(bc), but a plain fraction binds its digits: `1/2x` is x/2.
 """
 
@@ -14,7 +15,8 @@ from jurat.verifiers.math.numerals import based, decimal, integer, recurring
 from jurat.verifiers.math.suffix import Suffix
 from jurat.verifiers.math.tree import I_UNIT, PI, Node, add, mul, neg, num, sub, walk
 
-_INFIX = {":": 10, "cup": 15, "cap": 16, "minus": 15, "+": 20, "-": 20, "+-": 20, "-+": 20, "*": 30, "/": 30, "div": 30, "mod": 30,
+_INFIX = {":": 10, "cup": 15, "cap": 16, "minus": 15, "+": 20, "-": 20, "+-": 20, "-+": 20, "*": 30, "/": 30,
+    "div": 30, "mod": 30,
           "star": 35, "oplus": 35, "otimes": 35, "ominus": 35, "odot": 35, "diamond": 35, "circ": 38}  # fmt: skip
 IMPLICIT = 40
 _STARTS = frozenset(("num", "id", "fn", "const", "deco", "cur"))
@@ -47,7 +49,13 @@ class Expressions(Suffix, Brackets, Cursor):
                     break
                 self.pos += 1
                 left = mul(left, self.expression(30))
-            elif kind == "word" and value.lower() == "to" and left.kind in ("num", "ratio") and self.peek(1)[0] == "num" and power < 10:
+            elif (
+                kind == "word"
+                and value.lower() == "to"
+                and left.kind in ("num", "ratio")
+                and self.peek(1)[0] == "num"
+                and power < 10
+            ):
                 self.pos += 1
                 left = self.infix(left, ":", 10)
             elif kind == "word" or kind == "cur":
@@ -141,7 +149,13 @@ class Expressions(Suffix, Brackets, Cursor):
             while self.accept("cmd", "recurring"):
                 block += self.next()[1] if self.at("num") and self.peek(1)[:2] == ("cmd", "recurring") else ""
             return recurring(text[:-1], text[-1] + block)
-        if kind == "open" and value == "(" and not space and self.peek(1)[0] == "num" and self.peek(2)[:2] == ("close", ")"):
+        if (
+            kind == "open"
+            and value == "("
+            and not space
+            and self.peek(1)[0] == "num"
+            and self.peek(2)[:2] == ("close", ")")
+        ):
             block = self.peek(1)[1]
             if block.isdigit():
                 self.pos += 3
@@ -185,7 +199,12 @@ class Expressions(Suffix, Brackets, Cursor):
         if self.at("op", "_"):
             self.pos += 1
             index = self.subscript()
-            if name in ("C", "A", "P") and index.isdigit() and int(index) > 1 and (chosen := self.chosen(int(index))) is not None:
+            if (
+                name in ("C", "A", "P")
+                and index.isdigit()
+                and int(index) > 1
+                and (chosen := self.chosen(int(index))) is not None
+            ):
                 return Node("fn", "binom" if name == "C" else "perm", (decimal(index), chosen))
             name += "_" + index
             while self.accept("op", "'"):
@@ -204,7 +223,13 @@ class Expressions(Suffix, Brackets, Cursor):
         """The upper index of C_5^2."""
         braced = self.peek(1)[:2] == ("open", "{")
         kind, value, _ = self.peek(1 + braced)
-        if self.at("op", "^") and kind == "num" and value.isdigit() and int(value) <= total and (not braced or self.peek(3)[:2] == ("close", "}")):
+        if (
+            self.at("op", "^")
+            and kind == "num"
+            and value.isdigit()
+            and int(value) <= total
+            and (not braced or self.peek(3)[:2] == ("close", "}"))
+        ):
             self.pos += 2 + 2 * braced
             return decimal(value)
         return None
@@ -218,7 +243,7 @@ class Expressions(Suffix, Brackets, Cursor):
         while at < self.size and self.tokens[at][:2] == ("op", "'"):
             marks += "'"
             at += 1
-        if marks and (not braced or self.tokens[at : at + 1][:1] and self.tokens[at][:2] == ("close", "}")):
+        if marks and (not braced or (self.tokens[at : at + 1][:1] and self.tokens[at][:2] == ("close", "}"))):
             self.pos = at + braced
             return marks
         return ""
@@ -275,7 +300,12 @@ class Expressions(Suffix, Brackets, Cursor):
                 base = self.base_argument()
         if self.at("op", "'"):
             raise Unparseable("derivative_of_function")
-        if base is None and name == "log" and self.peek()[:2] in (("num", "2"), ("num", "10")) and self.peek(1)[:2] == ("open", "("):
+        if (
+            base is None
+            and name == "log"
+            and self.peek()[:2] in (("num", "2"), ("num", "10"))
+            and self.peek(1)[:2] == ("open", "(")
+        ):
             base = decimal(self.next()[1])  # log2(8)
         if exponent == num(-1) and name in _TRIG:
             name, exponent = _TRIG[name], None
@@ -286,7 +316,12 @@ class Expressions(Suffix, Brackets, Cursor):
     def power_of_function(self) -> Node:
         """sin^318 is TeX for (sin 18)^3: digits split where no argument would be left."""
         kind, value, _ = self.peek()
-        if kind == "num" and value.isdigit() and len(value) > 1 and not (self.starts_factor(*self.peek(1)[:2]) or self.peek(1)[:2] == ("op", "_")):
+        if (
+            kind == "num"
+            and value.isdigit()
+            and len(value) > 1
+            and not (self.starts_factor(*self.peek(1)[:2]) or self.peek(1)[:2] == ("op", "_"))
+        ):
             self.tokens[self.pos] = ("num", value[1:], 0)
             return decimal(value[0])
         return self.exponent()
@@ -333,7 +368,11 @@ class Expressions(Suffix, Brackets, Cursor):
             return Node("degree", None, (left,))
         while True:
             kind, value, space = self.peek()
-            if kind == "fn" or not self.starts_factor(kind, value) or (kind == "open" and value in ("(", "[") and left.kind != "num"):
+            if (
+                kind == "fn"
+                or not self.starts_factor(kind, value)
+                or (kind == "open" and value in ("(", "[") and left.kind != "num")
+            ):
                 return left
             left = self.implicit(left, space)
 
@@ -385,7 +424,13 @@ class Expressions(Suffix, Brackets, Cursor):
         kind, value, _ = self.peek()
         if kind == "num" and (left.kind == "num" or self.tokens[self.pos - 1][0] == "num"):
             raise Unparseable("digits_apart")
-        if (kind, value) == ("cmd", "frac") and left.kind == "num" and left.value[1] == 1 and left.value[2] is None and self.tokens[self.pos - 1][0] == "num":
+        if (
+            (kind, value) == ("cmd", "frac")
+            and left.kind == "num"
+            and left.value[1] == 1
+            and left.value[2] is None
+            and self.tokens[self.pos - 1][0] == "num"
+        ):
             right = self.prefix()
             if right.kind == "div" and all(a.kind == "num" and a.value[1] == 1 and a.value[0] > 0 for a in right.args):
                 top, bottom = right.args
@@ -409,7 +454,12 @@ class Expressions(Suffix, Brackets, Cursor):
 
     def is_times(self, left: Node) -> bool:
         """3 x 10^8: the letter x between numbers."""
-        return left.kind == "num" and self.peek(1)[0] == "num" and self.tokens[self.pos - 1][0] == "num" and (self.peek()[2] > 0 or self.peek(1)[1] == "10")
+        return (
+            left.kind == "num"
+            and self.peek(1)[0] == "num"
+            and self.tokens[self.pos - 1][0] == "num"
+            and (self.peek()[2] > 0 or self.peek(1)[1] == "10")
+        )
 
     def postfix(self, left: Node) -> Node:
         op = self.next()[1]
@@ -438,7 +488,12 @@ class Expressions(Suffix, Brackets, Cursor):
         if self.at("op", "circ") or self.at("op", "degree"):
             self.pos += 1
             return Node("degree", None, (left,))
-        if self.at("open", "{") and self.peek(1)[0] == "op" and self.peek(1)[1] in ("circ", "degree") and self.peek(2)[:2] == ("close", "}"):
+        if (
+            self.at("open", "{")
+            and self.peek(1)[0] == "op"
+            and self.peek(1)[1] in ("circ", "degree")
+            and self.peek(2)[:2] == ("close", "}")
+        ):
             self.pos += 3
             return Node("degree", None, (left,))
         ordinal = 1 if self.at("open", "{") else 0

@@ -1,6 +1,7 @@
 """Expressions with symbols at seeded random points, by balls.
 
-One real point where both are defined and their enclosures are disjoint proves that they differ. Agreement at every point is numerical
+One real point where both are defined and their enclosures are disjoint proves that they differ. Agreement at every
+point is numerical
 evidence. The seed is a hash of both texts, so that a verdict repeats.
 """
 
@@ -54,7 +55,16 @@ def _agree(a: Node, b: Node, names: list[str], integers: frozenset[str], base: s
     return positive
 
 
-def _domain(a: Node, b: Node, names: list[str], integers: frozenset[str], base: str, rng: random.Random, sign: int, context: Context) -> Outcome:
+def _domain(
+    a: Node,
+    b: Node,
+    names: list[str],
+    integers: frozenset[str],
+    base: str,
+    rng: random.Random,
+    sign: int,
+    context: Context,
+) -> Outcome:
     for at in _boundaries(a, b, names) if sign > 0 else ():
         evaluate = Evaluator(context.steps, at, base)
         try:
@@ -92,8 +102,19 @@ def _boundaries(a: Node, b: Node, names: list[str]) -> list[dict[str, Any]]:
     """The numbers that conditions of cases compare the one symbol with, and numbers on both sides of each."""
     if len(names) != 1 or not any(tree.kind == "cases" for tree in (a, b)):
         return []
-    found = {n.value[:2] for tree in (a, b) for part in walk(tree) if part.kind == "rel" for n in walk(part) if n.kind == "num"}
-    return [{names[0]: acb(fmpq(p + shift * q, 7 * q) if shift else fmpq(p, q))} for p, q in sorted(found)[:8] for shift in (0, 1, -1, 40, -40)]
+    found = {
+        n.value[:2]
+        for tree in (a, b)
+        for part in walk(tree)
+        if part.kind == "rel"
+        for n in walk(part)
+        if n.kind == "num"
+    }
+    return [
+        {names[0]: acb(fmpq(p + shift * q, 7 * q) if shift else fmpq(p, q))}
+        for p, q in sorted(found)[:8]
+        for shift in (0, 1, -1, 40, -40)
+    ]
 
 
 def narrow(x: Any) -> bool:
@@ -109,7 +130,8 @@ def _draw(integer: bool, tried: int, rng: random.Random, sign: int) -> Any:
 
 
 def integer_names(node: Node) -> frozenset[str]:
-    """Symbols that can only mean integers here: under factorials, binomials, floors, bounds of sums, exponents of negative numbers."""
+    """Symbols that can only mean integers here: under factorials, binomials, floors, bounds of sums, exponents of
+    negative numbers."""
     found: frozenset[str] = frozenset()
     for part in walk(node):
         if part.kind == "fn" and part.value in ("fact", "fact2", "binom", "floor", "ceil", "gcd", "lcm", "mod"):

@@ -16,7 +16,8 @@ Fraction = tuple[Any, Any]
 
 
 def fractions(nodes: list[Node], steps: Steps) -> list[Fraction] | None:
-    """(numerator, denominator) of each node over the same generators, or None: not rational functions, or too large to expand."""
+    """(numerator, denominator) of each node over the same generators, or None: not rational functions, or too large
+    to expand."""
     if not FLINT:
         return None
     names = sorted(frozenset[str]().union(*map(symbols, nodes)))
@@ -94,7 +95,9 @@ def _times(a: Any, b: Any) -> Any:
 def _raised(a: Any, n: int) -> Any:
     if n == 0:
         return a**0
-    if len(a) > 1 and (n > MAX_DEGREE or n * max(a.degrees() or (0,)) > MAX_DEGREE * 2 or len(a) ** min(n, 4) > 40 * MAX_TERMS):
+    if len(a) > 1 and (
+        n > MAX_DEGREE or n * max(a.degrees() or (0,)) > MAX_DEGREE * 2 or len(a) ** min(n, 4) > 40 * MAX_TERMS
+    ):
         raise TooLarge("degree")
     if n * max(max(a.degrees(), default=0), 1) > 10**6:
         raise TooLarge("degree")

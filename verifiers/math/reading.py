@@ -1,4 +1,5 @@
-"""One answer, read once: canonical text, normal form, tree, and what it may be besides (a choice, a text, a clock time)."""
+"""One answer, read once: canonical text, normal form, tree, and what it may be besides (a choice, a text, a clock
+time)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from jurat.verifiers.math.numerals import based, decimal
 from jurat.verifiers.math.statements import parse
 from jurat.verifiers.math.tree import Node
 
-_TEXT_MACRO = re.compile(r"\\(?:text|mbox|hbox|textbf|textit|textrm|textnormal|texttt|textsf|mathrm|mathbf|mathit|mathsf|operatorname|bf|rm|emph)\b\s*")
+_TEXT_MACRO = re.compile(
+    r"\\(?:text|mbox|hbox|textbf|textit|textrm|textnormal|texttt|textsf|mathrm|mathbf|mathit|mathsf|operatorname|bf|rm|emph)\b\s*"
+)
 _SPACING = re.compile(r"\\[,;:!> ]|\\q?quad\b|~")
 _PROSE = re.compile(r"[\w\s.,;:'\"()?!&%$/+=*#-]*")
 _CODE = re.compile(r"__|[A-Za-z]\(|[\"']\w+[\"'],|\w=\w+\(")
@@ -106,7 +109,13 @@ def plain(text: str) -> str:
 
 def prose(text: str, key: str) -> Node | None:
     """A text node, where the answer is words and nothing that looks like mathematics or code."""
-    if key in ("nan", "n/a") or "\\" in key or not _PROSE.fullmatch(key) or _CODE.search(text) or not _LETTER.search(key):
+    if (
+        key in ("nan", "n/a")
+        or "\\" in key
+        or not _PROSE.fullmatch(key)
+        or _CODE.search(text)
+        or not _LETTER.search(key)
+    ):
         return None
     kept = re.sub(r"[.,;:'\"()?!&%$/+=*#-]+", " ", key).split()
     if not any(len(word) > 1 and word.isalpha() for word in kept):
@@ -147,10 +156,13 @@ def choice_of_gold(reading: Reading) -> str:
 
 
 def choice_of_answer(reading: Reading) -> str:
-    """The letter that an answer chooses: "B", "(b)", "B. because ...", "(B) 3x = 7"; "" where it names none or several."""
+    """The letter that an answer chooses: "B", "(b)", "B. because ...", "(B) 3x = 7"; "" where it names none or
+    several."""
     text = _OPTION.sub("", _bare(reading.raw))
     match = _LABEL.match(text)
-    if match is None or (match[2] and not text.startswith("(") and len(text) > match.end() and not text[match.end() - 1].isspace()):
+    if match is None or (
+        match[2] and not text.startswith("(") and len(text) > match.end() and not text[match.end() - 1].isspace()
+    ):
         return ""
     if text.startswith("(") and not match[2]:
         return ""

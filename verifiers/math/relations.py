@@ -12,7 +12,19 @@ from jurat.verifiers.math.tree import Node, num, replace, sub, symbols
 from jurat.verifiers.math.verdict import Context, Outcome
 
 Judge = Callable[[Node, Node, Context], Outcome]
-_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", "~": "~", "equiv": "equiv", "cong": "cong", "perp": "perp", "parallel": "parallel"}
+_FLIP = {
+    "<": ">",
+    ">": "<",
+    "<=": ">=",
+    ">=": "<=",
+    "=": "=",
+    "!=": "!=",
+    "~": "~",
+    "equiv": "equiv",
+    "cong": "cong",
+    "perp": "perp",
+    "parallel": "parallel",
+}
 
 
 def equal_relations(a: Node, b: Node, context: Context, judge: Judge) -> Outcome:
@@ -65,7 +77,10 @@ def equal_equations(a: Node, b: Node, context: Context) -> Outcome:
     """L1 = R1 and L2 = R2 are one equation if the differences are proportional, or have proportional numerators."""
     if len(a.args) != 2 or len(b.args) != 2:
         return Outcome(False, "chains_differ", False)
-    scalars = all(side.kind not in ("tuple", "set", "list", "matrix", "setop", "space", "cases", "family", "text") for side in (*a.args, *b.args))
+    scalars = all(
+        side.kind not in ("tuple", "set", "list", "matrix", "setop", "space", "cases", "family", "text")
+        for side in (*a.args, *b.args)
+    )
     if not scalars:
         return Outcome(False, "sides_differ", False)
     f, g = sub(*a.args), sub(*b.args)
@@ -90,7 +105,8 @@ def equal_equations(a: Node, b: Node, context: Context) -> Outcome:
 
 
 def are_roots(equation: Node, found: list[Node], context: Context) -> bool:
-    """Whether `found` are exactly the distinct roots of a polynomial equation in one unknown with rational coefficients."""
+    """Whether `found` are exactly the distinct roots of a polynomial equation in one unknown with rational
+    coefficients."""
     fraction = polynomials.fractions([sub(*equation.args)], context.steps)
     if fraction is None:
         return False
@@ -154,7 +170,10 @@ def equal_chains(a: Node, b: Node, context: Context, judge: Judge) -> Outcome:
     """f(2) < f(1) < f(4), a | b, x = y mod n: side by side, either way round."""
     if len(a.args) != len(b.args):
         return Outcome(False, "chain_length", False)
-    for operators, sides in ((b.value, b.args), (tuple(_FLIP.get(o, "") for o in reversed(b.value)), tuple(reversed(b.args)))):
+    for operators, sides in (
+        (b.value, b.args),
+        (tuple(_FLIP.get(o, "") for o in reversed(b.value)), tuple(reversed(b.args))),
+    ):
         if operators == a.value:
             outcomes = [judge(x, y, context) for x, y in zip(a.args, sides, strict=True)]
             if all(o.equal for o in outcomes):
@@ -164,7 +183,7 @@ def equal_chains(a: Node, b: Node, context: Context, judge: Judge) -> Outcome:
 
 def chain_value(node: Node) -> Node | None:
     """The value that a chain of closed expressions ends in: 7 + 5 = 12. None for an equation in unknowns."""
-    if node.kind != "rel" or not set(node.value) <= {"=", "~"} or "=" not in node.value and len(node.args) > 2:
+    if node.kind != "rel" or not set(node.value) <= {"=", "~"} or ("=" not in node.value and len(node.args) > 2):
         return None
     last = last_exact(node)
     if symbols(last) or any(symbols(side) for side in node.args[1:]):

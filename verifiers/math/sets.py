@@ -1,12 +1,14 @@
 """Sets of real numbers: unions of intervals and points with exact ends.
 
-A set is its sorted ends and one truth value for each piece: before the first end, at it, between it and the next, ... Boolean operations
+A set is its sorted ends and one truth value for each piece: before the first end, at it, between it and the next,
+... Boolean operations
 work on the pieces once two sets have the same ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jurat.verifiers.math import polynomials
@@ -135,7 +137,7 @@ def interval(low: Node, high: Node, delimiters: str, context: Context) -> RealSe
     below, above = infinity_sign(low), infinity_sign(high)
     if below not in (0, -1) or above not in (0, 1):
         raise NotReal
-    if below and delimiters[0] == "[" or above and delimiters[1] == "]":
+    if (below and delimiters[0] == "[") or (above and delimiters[1] == "]"):
         if delimiters not in ("[]", "[)", "(]"):
             raise NotReal
         if (below and delimiters[0] == "[") or (above and delimiters[1] == "]"):
@@ -151,7 +153,8 @@ def interval(low: Node, high: Node, delimiters: str, context: Context) -> RealSe
 
 def ray(end: Node, operator: str, context: Context) -> RealSet:
     """{t : t operator end}"""
-    pieces = {"<": (True, False, False), "<=": (True, True, False), ">": (False, False, True), ">=": (False, True, True),
+    pieces = {"<": (True, False, False), "<=": (True, True, False), ">": (False, False, True),
+    ">=": (False, True, True),
               "=": (False, True, False), "!=": (True, False, True)}[operator]  # fmt: skip
     return RealSet((end_at(end, context),), pieces)
 
@@ -195,7 +198,8 @@ def real_set(node: Node, context: Context) -> RealSet:
 
 
 def listed(node: Node, context: Context) -> RealSet:
-    """Inequalities or intervals joined by "or" (union), "and" or commas (both at once; a union where nothing satisfies both)."""
+    """Inequalities or intervals joined by "or" (union), "and" or commas (both at once; a union where nothing "
+    "satisfies both)."""
     if not all((arg.kind == "rel" and INEQUALITIES & set(arg.value)) or is_interval(arg) for arg in node.args):
         raise NotReal
     sets = [real_set(arg, context) for arg in node.args]
@@ -209,7 +213,11 @@ def listed(node: Node, context: Context) -> RealSet:
 
 
 def is_interval(node: Node) -> bool:
-    return node.kind == "setop" or (node.kind == "tuple" and len(node.args) == 2 and (node.value in ("[)", "(]") or any(infinity_sign(a) for a in node.args)))
+    return node.kind == "setop" or (
+        node.kind == "tuple"
+        and len(node.args) == 2
+        and (node.value in ("[)", "(]") or any(infinity_sign(a) for a in node.args))
+    )
 
 
 def relation_set(node: Node, context: Context) -> RealSet:
@@ -240,7 +248,8 @@ _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 
 
 def solve(left: Node, operator: str, right: Node, context: Context) -> RealSet:
-    """{t : left operator right} for one unknown: isolated, linear, |linear|, or a rational function with rational coefficients."""
+    """{t : left operator right} for one unknown: isolated, linear, |linear|, or a rational function with rational "
+    "coefficients."""
     if left == _T and _T.value not in symbols(right):
         return excluded(right, operator, context)
     if right == _T and _T.value not in symbols(left):
@@ -271,7 +280,7 @@ def excluded(end: Node, operator: str, context: Context) -> RealSet:
     """t operator end, where end may be infinite or a list of values (t != 1, 2)."""
     sign = infinity_sign(end)
     if sign:
-        if operator in ("<", "<=", "!=") and sign == 1 or operator in (">", ">=", "!=") and sign == -1:
+        if (operator in ("<", "<=", "!=") and sign == 1) or (operator in (">", ">=", "!=") and sign == -1):
             return REALS
         raise NotReal
     values = end.args if end.kind in ("list", "set") else (end,)
@@ -305,7 +314,7 @@ def by_roots(difference: Node, operator: str, context: Context) -> RealSet:
             ends.append(end)
             poles.append(pole)
     nears = [end.near for end in ends]
-    samples = [0.0] if not ends else [nears[0] - 1, *((x + y) / 2 for x, y in zip(nears, nears[1:], strict=False)), nears[-1] + 1]
+    samples = [0.0] if not ends else [nears[0] - 1, *((x + y) / 2 for x, y in pairwise(nears)), nears[-1] + 1]
     pieces: list[bool] = []
     for i, sample in enumerate(samples):
         if i:

@@ -156,8 +156,15 @@ def iso_brackets(tokens: list[Token]) -> list[Token]:
             tokens[at] = ("open", "(", space)
             stack.append("(")
         elif kind == "open" and value in ("[", "(", "{", "\\{"):
-            closing = value == "[" and stack and stack[-1] in ("[", "(") and (at + 1 == len(tokens) or tokens[at + 1][0] in ("op", "sep", "close"))
-            if closing and not (at + 1 < len(tokens) and tokens[at + 1][:2] in (("op", "-"), ("op", "+"), ("op", "+-"))):
+            closing = (
+                value == "["
+                and stack
+                and stack[-1] in ("[", "(")
+                and (at + 1 == len(tokens) or tokens[at + 1][0] in ("op", "sep", "close"))
+            )
+            if closing and not (
+                at + 1 < len(tokens) and tokens[at + 1][:2] in (("op", "-"), ("op", "+"), ("op", "+-"))
+            ):
                 tokens[at] = ("close", ")", space)
                 stack.pop()
             else:

@@ -1,6 +1,7 @@
 """Words and currency signs after a value: percent, degrees, scale words, ordinals and units.
 
-Either every word is understood or none is: `suffix` returns None with nothing consumed, and the answer is then no number.
+Either every word is understood or none is: `suffix` returns None with nothing consumed, and the answer is then no
+number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,20 @@ _MAX_ADJECTIVES = 2
 class Suffix(Cursor):
     def suffix(self, left: Node) -> Node | None:
         kind, value, space = self.peek()
-        if left.kind not in ("num", "mul", "div", "add", "neg", "pow", "fn", "const", "sym", "qty", "degree", "percent"):
+        if left.kind not in (
+            "num",
+            "mul",
+            "div",
+            "add",
+            "neg",
+            "pow",
+            "fn",
+            "const",
+            "sym",
+            "qty",
+            "degree",
+            "percent",
+        ):
             return None
         if kind == "cur":
             if left.kind == "qty":
@@ -62,11 +76,19 @@ class Suffix(Cursor):
         factor = units.F(right.value[1], right.value[2]) / units.F(p, q)
         if factor >= 1:
             raise Unparseable("two_quantities")
-        return Node("qty", left.value, (Node("add", None, (left.args[0], mul(right.args[0], num(factor.numerator, factor.denominator)))),))
+        return Node(
+            "qty",
+            left.value,
+            (Node("add", None, (left.args[0], mul(right.args[0], num(factor.numerator, factor.denominator)))),),
+        )
 
     def ordinal(self, left: Node) -> Node:
         """12th, 4^{th}; a noun may follow ("12th grade")."""
-        if self.at("word") and self.peek()[1].lower() not in words.CHANGING | frozenset(words.JOINS) and self.peek(1)[0] in ("end", "sep"):
+        if (
+            self.at("word")
+            and self.peek()[1].lower() not in words.CHANGING | frozenset(words.JOINS)
+            and self.peek(1)[0] in ("end", "sep")
+        ):
             self.pos += 1
         return Node("qty", ORDINAL_KEY, (left,))
 
@@ -76,7 +98,11 @@ class Suffix(Cursor):
         while self.at("word") and self.peek()[1].lower() in words.NEUTRAL:
             self.pos += 1
         if self.pos == start:
-            return self.units(left) if left.kind == "qty" and self.at("word") and self.peek()[1].lower() in ("per",) else None
+            return (
+                self.units(left)
+                if left.kind == "qty" and self.at("word") and self.peek()[1].lower() in ("per",)
+                else None
+            )
         return left
 
     def units(self, left: Node) -> Node | None:
@@ -122,10 +148,17 @@ class Suffix(Cursor):
                 power_node = self.power_of_unit()
                 bases, factor, power = parts[-1]
                 parts[-1] = (bases, factor, power * power_node)
-            elif kind == "op" and value == "/" and parts and (self.peek(1)[0] == "word" or (self.peek(1)[0] == "id" and units.lookup(self.peek(1)[1]))):
+            elif (
+                kind == "op"
+                and value == "/"
+                and parts
+                and (self.peek(1)[0] == "word" or (self.peek(1)[0] == "id" and units.lookup(self.peek(1)[1])))
+            ):
                 self.pos += 1
                 sign = -1
-            elif kind == "op" and value == "*" and parts and self.peek(1)[0] == "word" and units.lookup(self.peek(1)[1]):
+            elif (
+                kind == "op" and value == "*" and parts and self.peek(1)[0] == "word" and units.lookup(self.peek(1)[1])
+            ):
                 self.pos += 1
             elif kind == "stop":
                 self.pos += 1
@@ -150,7 +183,11 @@ class Suffix(Cursor):
         """Whether the next word is a unit or a plural noun, so that this one is an adjective."""
         kind, value, _ = self.peek()
         word = value.lower()
-        return kind == "word" and word not in words.CHANGING and (units.lookup(value) is not None or (word.endswith("s") and not word.endswith("ss")))
+        return (
+            kind == "word"
+            and word not in words.CHANGING
+            and (units.lookup(value) is not None or (word.endswith("s") and not word.endswith("ss")))
+        )
 
     def power_of_unit(self) -> int:
         braced = self.accept("open", "{")
@@ -165,7 +202,11 @@ class Suffix(Cursor):
     def word_value(self) -> Node:
         """A word where a value is expected: a number word or infinity."""
         spelled: list[str] = []
-        while self.at("word") and self.peek()[1].lower() not in ("and", "or") and words.number([*spelled, self.peek()[1]]) is not None:
+        while (
+            self.at("word")
+            and self.peek()[1].lower() not in ("and", "or")
+            and words.number([*spelled, self.peek()[1]]) is not None
+        ):
             spelled.append(self.next()[1])
         if spelled:
             return num(words.number(spelled) or 0)

@@ -54,7 +54,11 @@ def infinity_sign(node: Node) -> int:
         return -1
     if node.kind in ("num", "sym"):
         return 0
-    return 2 if any(n.kind == "const" and n.value == "inf" for n in walk(node) if n is not node) and node.kind != "big" else 0
+    return (
+        2
+        if any(n.kind == "const" and n.value == "inf" for n in walk(node) if n is not node) and node.kind != "big"
+        else 0
+    )
 
 
 def _undefined(node: Node, context: Context) -> bool:
@@ -162,7 +166,8 @@ def _symbolic(a: Node, b: Node, context: Context) -> Outcome:
 
 
 def approximates(decimal: Node, exact: Node, digits: int, context: Context) -> bool:
-    """Whether a long decimal literal is a rounding of an exact value: half a unit of its last place, or the noise of a double."""
+    """Whether a long decimal literal is a rounding of an exact value: half a unit of its last place, or the noise of
+    a double."""
     p, q, places = decimal.value
     if places is None:
         return False

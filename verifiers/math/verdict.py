@@ -34,7 +34,8 @@ class MathVerdict:
     conversions: tuple[str, ...] = ()
     """Names of `convert.py` that were needed, in order."""
     flags: tuple[str, ...] = ()
-    """Among multiple_boxes, hedge, unevaluated, inconsistent_chain, positive_domain, last_number, unclosed_thinking, log_base."""
+    """Among multiple_boxes, hedge, unevaluated, inconsistent_chain, positive_domain, last_number, unclosed_thinking,
+    log_base."""
     extracted: str | None = None
     """The text that was judged, when it was taken out of a completion."""
     span: tuple[int, int] | None = None
@@ -49,7 +50,8 @@ class Policy:
     off: frozenset[str] = frozenset()
     """Conversions of `convert.py` that are switched off, by name."""
     reject_flags: frozenset[str] = frozenset()
-    """Flags that make a correct answer incorrect: a strict run may refuse "unevaluated", "multiple_boxes" or "hedge"."""
+    """Flags that make a correct answer incorrect: a strict run may refuse "unevaluated", "multiple_boxes" or
+    "hedge"."""
     decimal_digits: int = 10
     """A decimal of at least so many significant digits may stand for an exact value that it rounds."""
     accept_uncertified: bool = True

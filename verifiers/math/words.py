@@ -1,6 +1,7 @@
 """English around answers: what a word after or inside an answer may mean.
 
-Whatever is not listed here, or is not a plural noun after a number, makes the answer text. So no word is ever silently dropped.
+Whatever is not listed here, or is not a plural noun after a number, makes the answer text. So no word is ever
+silently dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ JOINS = {"and": ",", "or": "or", "und": ",", "et": ","}
 
 ARTICLES = frozenset(("a", "an", "the"))
 
-# Words that may follow a number and leave its value alone, whatever the noun: "12 apples left in all", "26/36 when simplified".
+# Words that may follow a number and leave its value alone, whatever the noun: "12 apples left in all", "26/36 when
+# simplified".
 NEUTRAL = frozenset(
     "in of total all altogether each left remaining old tall long wide high deep away ago when simplified simplest form exactly "
     "per every a an the overall together now today to on at for from".split()
@@ -71,7 +73,15 @@ CONSTANTS: dict[str, Node] = {
 }
 
 VOCABULARY = (
-    NEUTRAL | CHANGING | ORDINAL | PERCENT | DEGREE | frozenset(SCALES) | frozenset(NUMBER_WORDS) | frozenset(JOINS) | frozenset("odd even yes no am pm by".split())
+    NEUTRAL
+    | CHANGING
+    | ORDINAL
+    | PERCENT
+    | DEGREE
+    | frozenset(SCALES)
+    | frozenset(NUMBER_WORDS)
+    | frozenset(JOINS)
+    | frozenset("odd even yes no am pm by".split())
 )
 """Letter runs that are read as words even without `\\text`."""
 
