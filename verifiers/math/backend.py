@@ -31,7 +31,8 @@ def warn_once() -> None:
     if not FLINT and not _warned:
         _warned = True
         warnings.warn(
-            "jurat math verifier: python-flint is not installed; using the slower pure-Python arithmetic, whose numerical verdicts are not proofs "
+            "jurat math verifier: python-flint is not installed; using the slower pure-Python arithmetic, "
+            "whose numerical verdicts are not proofs "
             "(fix: pip install python-flint)",
             RuntimeWarning,
             stacklevel=3,

@@ -30,8 +30,10 @@ else:
 LOCK = threading.RLock()
 
 _UNARY = {
-    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
-    "coth": "coth", "sech": "sech", "csch": "csch", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arsinh": "asinh",
+    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "sinh": "sinh",
+    "cosh": "cosh", "tanh": "tanh",
+    "coth": "coth", "sech": "sech", "csch": "csch", "arcsin": "asin", "arccos": "acos", "arctan": "atan",
+    "arsinh": "asinh",
     "arcosh": "acosh", "artanh": "atanh", "gamma": "gamma", "erf": "erf", "ln": "log",
 }  # fmt: skip
 

@@ -277,8 +277,10 @@ def _judge(a: Node, b: Node, context: Context) -> Outcome:
 
 
 _HANDLERS = {
-    "percent": _inner, "degree": _inner, "qty": _quantity, "based": _based, "tuple": _tuple, "list": _list, "set": _set, "matrix": _matrix,
-    "cases": _cases, "pair": _pair, "ratio": _ratio, "time": _time, "setop": _setop, "rel": _relation, "family": _family, "text": _text,
+    "percent": _inner, "degree": _inner, "qty": _quantity, "based": _based, "tuple": _tuple, "list": _list,
+    "set": _set, "matrix": _matrix,
+    "cases": _cases, "pair": _pair, "ratio": _ratio, "time": _time, "setop": _setop, "rel": _relation,
+    "family": _family, "text": _text,
 }  # fmt: skip
 
 __all__ = ["EMPTY", "equal"]

@@ -69,7 +69,8 @@ def judge_text(
         found = extraction_rules.choice_letter(completion, extraction) or found
     if found is None:
         bad = read(gold).node is None
-        return MathVerdict(status=BAD_GOLD if bad else NO_ANSWER, reason="unparseable_gold" if bad else "no_answer", gold_norm=read(gold).norm,
+        return MathVerdict(status=BAD_GOLD if bad else NO_ANSWER, reason="unparseable_gold" if bad else "no_answer",
+                           gold_norm=read(gold).norm,
                            gold_type=read(gold).kind, seconds=time.perf_counter() - start)  # fmt: skip
     verdict = compare(gold, found.text, policy=policy)
     flags = (*verdict.flags, *found.flags)
@@ -115,7 +116,8 @@ def gold_from_solution(text: str) -> str:
         return boxes[-1].content.strip()
     tail = text[-80:].replace("\n", " ")
     raise GoldError(
-        f"no gold answer in solution ending {tail!r}; expected '#### 42' or '\\boxed{{42}}' (fix: give the column that holds the answer)"
+        f"no gold answer in solution ending {tail!r}; expected '#### 42' or '\\boxed{{42}}' "
+        "(fix: give the column that holds the answer)"
     )
 
 

@@ -73,10 +73,14 @@ def build(tree, sp, integers, count):
         return (sp.Sum if value == "sum" else sp.Product)(expression, (symbol, start, stop)).doit()
     if kind == "fn":
         functions = {
-            "sin": sp.sin, "cos": sp.cos, "tan": sp.tan, "cot": sp.cot, "sec": sp.sec, "csc": sp.csc, "sinh": sp.sinh, "cosh": sp.cosh,
-            "tanh": sp.tanh, "coth": sp.coth, "arcsin": sp.asin, "arccos": sp.acos, "arctan": sp.atan, "ln": sp.log, "abs": sp.Abs,
-            "floor": sp.floor, "ceil": sp.ceiling, "fact": sp.factorial, "binom": sp.binomial, "gamma": sp.gamma, "Re": sp.re, "Im": sp.im,
-            "conj": sp.conjugate, "max": sp.Max, "min": sp.Min, "erf": sp.erf, "arsinh": sp.asinh, "arcosh": sp.acosh, "artanh": sp.atanh,
+            "sin": sp.sin, "cos": sp.cos, "tan": sp.tan, "cot": sp.cot, "sec": sp.sec, "csc": sp.csc, "sinh": sp.sinh,
+            "cosh": sp.cosh,
+            "tanh": sp.tanh, "coth": sp.coth, "arcsin": sp.asin, "arccos": sp.acos, "arctan": sp.atan, "ln": sp.log,
+            "abs": sp.Abs,
+            "floor": sp.floor, "ceil": sp.ceiling, "fact": sp.factorial, "binom": sp.binomial, "gamma": sp.gamma,
+            "Re": sp.re, "Im": sp.im,
+            "conj": sp.conjugate, "max": sp.Max, "min": sp.Min, "erf": sp.erf, "arsinh": sp.asinh, "arcosh": sp.acosh,
+            "artanh": sp.atanh,
         }  # fmt: skip
         if value == "root":
             index, radicand = every()

@@ -9,14 +9,18 @@ from __future__ import annotations
 from jurat.verifiers.math.tree import EMPTY, INF, Node
 
 SCALES = {
-    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "lakh": 10**5, "crore": 10**7,
+    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "lakh": 10**5,
+    "crore": 10**7,
     "dozen": 12, "hundreds": 10**2, "thousands": 10**3, "millions": 10**6, "billions": 10**9, "trillions": 10**12,
 }  # fmt: skip
 
 NUMBER_WORDS = {
-    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
-    "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18,
-    "nineteen": 19, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10,
+    "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16, "seventeen": 17,
+    "eighteen": 18,
+    "nineteen": 19, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80,
+    "ninety": 90,
 }  # fmt: skip
 
 PERCENT = frozenset(("percent", "pct", "percentage"))
@@ -31,18 +35,25 @@ ARTICLES = frozenset(("a", "an", "the"))
 # Words that may follow a number and leave its value alone, whatever the noun: "12 apples left in all", "26/36 when
 # simplified".
 NEUTRAL = frozenset(
-    "in of total all altogether each left remaining old tall long wide high deep away ago when simplified simplest form exactly "
+    "in of total all altogether each left remaining old tall long wide high deep away ago when simplified simplest "
+    "form exactly "
     "per every a an the overall together now today to on at for from".split()
 )
 
 # Words that change, deny or hedge a number: never nouns, even where they look like plurals.
 CHANGING = frozenset(
-    "is was are were be has have had does do not no nor never none wrong incorrect false true correct right or and but if then than more "
-    "less fewer greater most least about around approximately roughly almost nearly maybe perhaps possibly probably likely plus minus times "
-    "over squared cubed factorial modulo mod base negative positive half halves third thirds quarter quarters fourths fifths sixths sevenths "
-    "eighths ninths tenth tenths hundredth hundredths thousandth thousandths millionth millionths tens ones hundreds dozens double triple "
-    "twice thrice guess guesses always sometimes less minuses pluses etc percents points otherwise yes this means equals unless besides "
-    "plusminus up down below above under beyond between ish sums digits bits others else versus vs excludes misses fails divides powers "
+    "is was are were be has have had does do not no nor never none wrong incorrect false true correct right or and "
+    "but if then than more "
+    "less fewer greater most least about around approximately roughly almost nearly maybe perhaps possibly probably "
+    "likely plus minus times "
+    "over squared cubed factorial modulo mod base negative positive half halves third thirds quarter quarters "
+    "fourths fifths sixths sevenths "
+    "eighths ninths tenth tenths hundredth hundredths thousandth thousandths millionth millionths tens ones "
+    "hundreds dozens double triple "
+    "twice thrice guess guesses always sometimes less minuses pluses etc percents points otherwise yes this means "
+    "equals unless besides "
+    "plusminus up down below above under beyond between ish sums digits bits others else versus vs excludes misses "
+    "fails divides powers "
     "logs roots squares cubes factors multiples as its his hers ours yours theirs us".split()
 )
 

@@ -57,10 +57,14 @@ def test_reason_and_certificate(gold: str, answer: str, status: str, reason: str
 
 def test_every_conversion_can_be_switched_off() -> None:
     examples = {
-        "assignment_value": ("5", "x=5"), "percent_value": ("0.5", "50\\%"), "unit_dropped": ("5", "5\\text{ cm}"), "plus_minus": ("2,-2", "\\pm2"),
-        "degree_dropped": ("30", "30^\\circ"), "relation_set": ("x>2", "(2,\\infty)"), "base_value": ("5", "101_2"), "long_decimal": ("\\frac13", "0.33333333333333"),
-        "ratio_fraction": ("\\frac34", "3:4"), "singleton_set": ("5", "\\{5\\}"), "chain_value": ("12", "7+5=12"), "equation_roots": ("x^2=4", "x=2,x=-2"),
-        "unit_converted": ("5\\text{ m}", "500\\text{ cm}"), "ordinal": ("4", "4th"), "ellipsis": ("1,2,\\ldots,5", "1,2,3,\\ldots,5"),
+        "assignment_value": ("5", "x=5"), "percent_value": ("0.5", "50\\%"), "unit_dropped": ("5", "5\\text{ cm}"),
+        "plus_minus": ("2,-2", "\\pm2"),
+        "degree_dropped": ("30", "30^\\circ"), "relation_set": ("x>2", "(2,\\infty)"), "base_value": ("5", "101_2"),
+        "long_decimal": ("\\frac13", "0.33333333333333"),
+        "ratio_fraction": ("\\frac34", "3:4"), "singleton_set": ("5", "\\{5\\}"), "chain_value": ("12", "7+5=12"),
+        "equation_roots": ("x^2=4", "x=2,x=-2"),
+        "unit_converted": ("5\\text{ m}", "500\\text{ cm}"), "ordinal": ("4", "4th"),
+        "ellipsis": ("1,2,\\ldots,5", "1,2,3,\\ldots,5"),
     }  # fmt: skip
     assert len(NAMES) == len(TABLE)
     for name, (gold, answer) in examples.items():
