@@ -10,12 +10,16 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy.engine import make_url
 
+from jurat.platform.db.engine import connect
+from jurat.platform.db.upgrade import upgrade
 from jurat.platform.recipe import Recipe
 from jurat.platform.runs.store import Store
 from jurat.platform.types import (
@@ -79,22 +83,62 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of each kind."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'test.db'}"
-        return
+@contextmanager
+def _postgres_database(server: str, like: str = "template0") -> Iterator[str]:
+    """The URL of a new database, dropped at the end."""
     import psycopg
 
-    server = request.getfixturevalue("postgres")
     name = f"test_{uuid.uuid4().hex}"
     admin = server.format(name="postgres").replace("+psycopg", "")
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {like}")
     yield server.format(name=name)
     with psycopg.connect(admin, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database of each kind with nothing in it."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'test.db'}"
+        return
+    with _postgres_database(request.getfixturevalue("postgres")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database file with the schema, to be copied."""
+    path = tmp_path_factory.mktemp("template") / "test.db"
+    _create_schema(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres: str) -> Iterator[str]:
+    """The name of a database with the schema, to be copied."""
+    with _postgres_database(postgres) as url:
+        _create_schema(url)
+        yield str(make_url(url).database)
+
+
+def _create_schema(url: str) -> None:
+    engine = connect(url)
+    upgrade(engine)
+    engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database of each kind with the schema and no rows."""
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "test.db")
+        yield f"sqlite:///{tmp_path / 'test.db'}"
+        return
+    template = request.getfixturevalue("postgres_template")
+    with _postgres_database(request.getfixturevalue("postgres"), template) as url:
+        yield url
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from jurat.platform.errors import ConfigError, RunFailed, SchemaError
 from jurat.platform.runs.store import Store
 
 
-def test_from_nothing_and_again(database_url: str) -> None:
-    engine = connect(database_url)
+def test_from_nothing_and_again(empty_database_url: str) -> None:
+    engine = connect(empty_database_url)
     assert upgrade(engine) is None
     assert upgrade(engine) == tables.REVISIONS[-1]
     with reading(engine) as connection:
@@ -28,11 +28,11 @@ def test_from_nothing_and_again(database_url: str) -> None:
         assert {"canonical_metric_point", "canonical_data_part"} <= set(made.get_view_names())
 
 
-def test_tables_and_migrations_agree(database_url: str) -> None:
+def test_tables_and_migrations_agree(empty_database_url: str) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    engine = connect(database_url)
+    engine = connect(empty_database_url)
     upgrade(engine)
     with reading(engine) as connection:
         options = {"version_table": tables.VERSION_TABLE, "compare_type": True, "compare_server_default": True}
@@ -83,18 +83,20 @@ upgrade(engine)
 
 
 @pytest.mark.parametrize("at", [1, 15])
-def test_an_upgrade_killed_half_way_leaves_nothing_and_runs_again(database_url: str, at: int) -> None:
-    done = subprocess.run([sys.executable, "-c", _CUT_SHORT, database_url, str(at)], capture_output=True, text=True)
+def test_an_upgrade_killed_half_way_leaves_nothing_and_runs_again(empty_database_url: str, at: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _CUT_SHORT, empty_database_url, str(at)], capture_output=True, text=True
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    engine = connect(database_url)
+    engine = connect(empty_database_url)
     with reading(engine) as connection:
         assert sa.inspect(connection).get_table_names() == []
     assert upgrade(engine) is None
     assert upgrade(engine) == tables.REVISIONS[-1]
 
 
-def test_two_upgrades_at_once_are_one(database_url: str) -> None:
-    engines = [connect(database_url) for _ in range(4)]
+def test_two_upgrades_at_once_are_one(empty_database_url: str) -> None:
+    engines = [connect(empty_database_url) for _ in range(4)]
     failed: list[BaseException] = []
 
     def go(engine: sa.Engine) -> None:
@@ -113,13 +115,13 @@ def test_two_upgrades_at_once_are_one(database_url: str) -> None:
         assert revision(connection) == tables.REVISIONS[-1]
 
 
-def test_a_newer_schema_is_refused(database_url: str, tmp_path: Path) -> None:
-    Store.open(database_url, tmp_path).close()
-    engine = connect(database_url)
+def test_a_newer_schema_is_refused(empty_database_url: str, tmp_path: Path) -> None:
+    Store.open(empty_database_url, tmp_path).close()
+    engine = connect(empty_database_url)
     with writing(engine) as connection:
         connection.execute(sa.text(f"UPDATE {tables.VERSION_TABLE} SET version_num = '9999'"))
     with pytest.raises(SchemaError, match=r"schema '9999', this version of jurat knows 0001") as caught:
-        Store.open(database_url, tmp_path)
+        Store.open(empty_database_url, tmp_path)
     assert caught.value.exit_code == 5
     assert "pip install -U jurat" in caught.value.fix
 

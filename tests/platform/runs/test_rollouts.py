@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from jurat.platform.errors import DataError
 from jurat.platform.runs import rollouts
@@ -142,6 +142,7 @@ def _step(step: Step) -> tuple[Any, ...]:
     return step.start, step.end, step.status, step.score, step.why
 
 
+@settings(max_examples=25)
 @given(
     text=st.text(st.characters(exclude_categories=())),
     read_=st.text(),
@@ -271,6 +272,7 @@ def test_excluded_rows_come_last_among_the_worst(store: Store, new_run: Any, sco
     assert [r.scored.judgement.reward.value for r in read(store, run, worst=9).records] == [-2.0, 1.0, None]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_flipped_byte_anywhere_is_named(store: Store, recorded: RunInfo) -> None:
     assert verify_parts(store, recorded) == []
     part = store.parts(recorded)[1]
@@ -284,6 +286,7 @@ def test_a_flipped_byte_anywhere_is_named(store: Store, recorded: RunInfo) -> No
     assert verify_parts(store, recorded) == []
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_damaged_or_missing_part_does_not_hide_the_others(store: Store, recorded: RunInfo) -> None:
     one, two = store.parts(recorded)[:2]
     (recorded.folder / one.path).unlink()
@@ -295,6 +298,7 @@ def test_a_damaged_or_missing_part_does_not_hide_the_others(store: Store, record
     assert len(verify_parts(store, recorded)) == 2
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_part_cannot_lie_outside_the_run(recorded: RunInfo, tmp_path: Path) -> None:
     for path in ("../x.parquet", "/etc/passwd", "rollouts/../../x"):
         with pytest.raises(DataError, match="outside the run's folder"):

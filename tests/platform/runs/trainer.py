@@ -64,7 +64,6 @@ def make_batch(step: int) -> Batch:
 
 
 async def main(url: str, home: Path, name: str, first: int, last: int) -> None:
-    logs.configure(logging.WARNING)
     store = Store.open(url, home, busy_seconds=1.0)
     run = store.run(name)
     full_from, full_to = (int(x) for x in os.environ.get("FULL_DISK", "-1:-1").split(":"))
@@ -83,5 +82,10 @@ async def main(url: str, home: Path, name: str, first: int, last: int) -> None:
         ledger.close()
 
 
+def run(url: str, home: Path, name: str, first: int, last: int) -> None:
+    asyncio.run(main(url, home, name, first, last))
+
+
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))
+    logs.configure(logging.WARNING)
+    run(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
