@@ -473,6 +473,9 @@ class _Reading:
             return _constant(value)
         if value is NotImplemented:
             return "NotImplemented"
+        if isinstance(value, types.FunctionType) and getattr(value, "__registers__", False):
+            # The decorator that registers: its arguments are config.
+            return "registrar"
         if type(value) in (tuple, list, dict, set, frozenset):
             # Plain data has no identity: whether equal constants are one object differs between Pythons.
             if id(value) in self._inside:
@@ -688,7 +691,7 @@ class _Reading:
             for module, name in _imported(item, package):
                 kind = _kind_of(module)
                 key = module.rpartition(".")[2] if name is None else name
-                if module == "jurat" or kind == "standard":
+                if (module == "jurat" and name is None) or kind == "standard":
                     continue
                 if key in self._stand_ins:
                     out[key] = "config"

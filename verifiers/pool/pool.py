@@ -33,8 +33,11 @@ from typing import Any
 from jurat.platform.errors import ConfigError, RunFailed
 from jurat.verifiers.pool.frames import Reader, pack
 
+_TOO_MANY = 20
+"""Weight of failed starts in a row from which tasks are answered ``infra``: a start that is killed weighs 1 (something
+else kills), one that exits 7 (it will again)."""
 _RETRY_SECONDS = 5.0
-"""Between attempts after workers failed to start three times in a row."""
+"""Between attempts from then on."""
 _TAIL = 2_000
 """Characters kept of what a worker printed."""
 
@@ -252,7 +255,7 @@ class _Core:
             for w in self._workers
             if w.job or not w.ready
         ]
-        if self._failures >= 3 and self._retry_at < math.inf:
+        if self._failures and self._retry_at < math.inf and len(self._workers) < self.total:
             ends.append(self._retry_at)
         if self._dying:
             ends.append(now + 0.005)
@@ -400,7 +403,7 @@ class _Core:
             where=origin["value"],
             fix=f"run it alone to see why\n{frame['trace']}",
         )
-        self._failures, self._retry_at = 3, math.inf
+        self._failures, self._retry_at = _TOO_MANY, math.inf
         self._last_failure = error.what
         if not self.loaded.done():
             self.loaded.set_exception(error)
@@ -410,16 +413,17 @@ class _Core:
         if not worker.ready:
             tail = worker.tail.decode("utf-8", "replace")
             self._kill(worker)
-            self._failed(f"a worker process ended {how} while it started: {tail[-500:]}")
+            weight = 1 if how.startswith("by ") else 7
+            self._failed(f"a worker process ended {how} while it started: {tail[-500:]}", weight)
         else:
             self._break(worker, "died", f"the verifier's process ended {how}")
 
-    def _failed(self, why: str) -> None:
-        self._failures += 1
+    def _failed(self, why: str, weight: int = 7) -> None:
+        self._failures += weight
         self._last_failure = why
-        if self._failures >= 3:
-            self._retry_at = time.monotonic() + _RETRY_SECONDS
-        if self._failures >= 3 and not self.loaded.done():
+        broken = self._failures >= _TOO_MANY
+        self._retry_at = time.monotonic() + (_RETRY_SECONDS if broken else 0.01 * self._failures)
+        if broken and not self.loaded.done():
             self.loaded.set_exception(RunFailed(why, where="verifier workers", fix="run jurat doctor"))
 
     def _break(self, worker: _Worker, kind: str, why: str) -> None:
@@ -464,7 +468,7 @@ class _Core:
             self.queue.append(self.inbox.popleft())
         if not self.queue:
             return
-        if self._failures >= 3 and not self._workers:
+        if self._failures >= _TOO_MANY and not any(w.ready for w in self._workers):
             while self.queue:
                 _resolve(self.queue.popleft(), Broken(kind="infra", why=self._last_failure))
             return

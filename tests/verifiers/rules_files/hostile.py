@@ -68,7 +68,7 @@ def _misbehave(word):
 @jurat.verifier("hostile", deadline=1.5)
 def hostile(problem, completion):
     if completion.startswith("!"):
-        return _misbehave(completion[1:])
+        return _misbehave(completion[1:].strip())
     return completion.strip() == problem.reference
 
 
