@@ -13,7 +13,7 @@ from itertools import pairwise, permutations
 
 from jurat.verifiers.math import points, units, values
 from jurat.verifiers.math.exact import rational
-from jurat.verifiers.math.names import assignment, assignments, stem
+from jurat.verifiers.math.names import assignment, assignments, is_name, stem
 from jurat.verifiers.math.numerals import based_value
 from jurat.verifiers.math.relations import are_roots, chain_value
 from jurat.verifiers.math.sets import NotReal, RealSet, interval_of, real_set
@@ -109,7 +109,7 @@ def _equation_roots(a: Node, b: Node, context: Context) -> Iterator[Pair]:
 
 
 def _membership(a: Node, b: Node, context: Context) -> Iterator[Pair]:
-    if a.kind == "rel" and a.value == ("in",) and b.kind != "rel":
+    if a.kind == "rel" and a.value == ("in",) and b.kind != "rel" and is_name(a.args[0]):
         yield a.args[1], b
 
 

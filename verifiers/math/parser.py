@@ -125,8 +125,8 @@ class Expressions(Suffix, Brackets, Cursor):
             if repeated is not None:
                 return repeated
         node = decimal(text)
-        if self.at("num") and text.isdigit() and self.peek(1)[:2] == ("op", "/"):  # mixed: 2 1/3
-            top, bottom = self.peek()[1], self.peek(2)[1]
+        top, slash, bottom = self.peek()[1], self.peek(1)[:2], self.peek(2)[1]
+        if text.isdigit() and slash == ("op", "/") and top.isdigit() and bottom.isdigit():  # mixed: 2 1/3
             self.pos += 3
             return self.mixed(node, integer(top), integer(bottom))
         return node
@@ -422,7 +422,10 @@ class Expressions(Suffix, Brackets, Cursor):
 
     def implicit(self, left: Node, space: int) -> Node:
         kind, value, _ = self.peek()
-        if kind == "num" and (left.kind == "num" or self.tokens[self.pos - 1][0] == "num"):
+        before = self.tokens[self.pos - 1]
+        if kind == "num" and (
+            left.kind == "num" or not (before[0] in ("id", "const") or before[:2] in (("close", ")"), ("op", "!")))
+        ):
             raise Unparseable("digits_apart")
         if (
             (kind, value) == ("cmd", "frac")

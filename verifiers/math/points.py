@@ -76,10 +76,10 @@ def _domain(
     agreed = tried = 0
     while agreed < NUM_POINTS and tried < 3 * NUM_POINTS:
         tried += 1
-        at = {name: _draw(name in integers, tried, rng, sign) for name in names}
-        evaluate = Evaluator(context.steps, at, base)
         try:
             with Precision(BITS):
+                at = {name: _draw(name in integers, tried, rng, sign) for name in names}
+                evaluate = Evaluator(context.steps, at, base)
                 x, y = evaluate(a), evaluate(b)
                 if not (x.is_finite() and y.is_finite()):
                     continue
@@ -159,10 +159,10 @@ def constant_ratio(f: Node, g: Node, context: Context) -> Outcome:
     first: Any = None
     agreed = 0
     for tried in range(1, 3 * NUM_POINTS):
-        at = {name: _draw(name in integers, tried, rng, 1) for name in names}
-        evaluate = Evaluator(context.steps, at)
         try:
             with Precision(BITS):
+                at = {name: _draw(name in integers, tried, rng, 1) for name in names}
+                evaluate = Evaluator(context.steps, at)
                 x, y = evaluate(f), evaluate(g)
                 if not (x.is_finite() and y.is_finite()) or x.contains(0) or y.contains(0):
                     continue

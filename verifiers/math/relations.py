@@ -8,7 +8,7 @@ from jurat.verifiers.math import modular, points, polynomials, values
 from jurat.verifiers.math.limits import TooLarge, Undefined
 from jurat.verifiers.math.names import assignment, assignments, is_name, last_exact, stem
 from jurat.verifiers.math.sets import INEQUALITIES, NotReal, equal_sets, interval_of, real_set
-from jurat.verifiers.math.tree import Node, num, replace, sub, symbols
+from jurat.verifiers.math.tree import Node, num, replace, sub, symbols, walk
 from jurat.verifiers.math.verdict import Context, Outcome
 
 Judge = Callable[[Node, Node, Context], Outcome]
@@ -95,13 +95,21 @@ def equal_equations(a: Node, b: Node, context: Context) -> Outcome:
     if pure:
         found = polynomials.fractions([f, g], context.steps)
         if found is None:
-            return Outcome(False, "equation_modular")
+            polynomial = not any(has_symbolic_denominator(side) for side in (f, g))
+            return Outcome(False if polynomial else None, "equation_modular", polynomial)
         (t1, _), (t2, _) = (reduced(*pair) for pair in found)
         if t1 == 0 or t2 == 0:
             return Outcome(bool(t1 == 0 and t2 == 0), "equation_trivial")
         scaled = t1 * t2.leading_coefficient() == t2 * t1.leading_coefficient()
         return Outcome(bool(scaled), "equation_exact")
     return points.constant_ratio(f, g, context)
+
+
+def has_symbolic_denominator(node: Node) -> bool:
+    return any(
+        (n.kind == "div" and symbols(n.args[1])) or (n.kind == "pow" and symbols(n.args[0]) and n.args[1].kind != "num")
+        for n in walk(node)
+    )
 
 
 def are_roots(equation: Node, found: list[Node], context: Context) -> bool:
