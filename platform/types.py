@@ -149,7 +149,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """What a sampler returns. Example: 3 tokens, ``Completion(token_ids=[216, 33, 2], logprobs=[-.1, -.3, 0.], finish="stop", spans=(Span(0, 3, 4),))``."""
+    """What a sampler returns.
+
+    Example: 3 tokens, ``Completion(token_ids=[216, 33, 2], logprobs=[-.1, -.3, 0.], finish="stop", spans=(Span(0, 3, 4),))``."""
 
     token_ids: IntArray
     """[N], the stop token included when finish is "stop"."""

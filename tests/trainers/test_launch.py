@@ -159,7 +159,7 @@ def test_a_problem_in_two_sets_is_refused(tmp_path):
 
 
 def test_an_empty_set_is_refused(tmp_path):
-    with pytest.raises((DataError, ConfigError), match="no problems|empty|no rows"):
+    with pytest.raises((DataError, ConfigError), match=r"no problems|empty|no rows"):
         run(tmp_path, data={"train": {"source": jsonl(tmp_path / "a.jsonl")}})
 
 
@@ -183,7 +183,7 @@ def test_resume_needs_the_same_reward(tmp_path, monkeypatch):
     rules.write_text(body.format("len(completion) > 2"))
     outcome, _ = run(tmp_path, verifiers=["rules.py"], reward={"members": [{"use": "mine"}]})
     rules.write_text(body.format("len(completion) > 3"))
-    with pytest.raises(launch.JuratError, match="the reward of run .* has changed") as caught:
+    with pytest.raises(launch.JuratError, match=r"the reward of run .* has changed") as caught:
         launch.train(None, home=tmp_path, base=tmp_path, reporter=Screen(), resume=outcome.run)
     assert caught.value.exit_code == 4
 
