@@ -179,7 +179,7 @@ def audit(
         member = Member(use=name, args={**given, **dict(form)})
         with LocalJudge(RewardPart(members=(member,), workers=workers), origins=origins, cache=0) as judge:
             bound = bound or next(iter(judge.bind().values()))
-            pairs = [(problem_of(c.gold, prompt=c.prompt, verifier=name, **c.columns), c.pred) for c in chosen]
+            pairs = [(problem_of(c.gold, prompt=c.prompt, verifier=name, columns=c.columns), c.pred) for c in chosen]
             for problem, pred in pairs[:warm_up]:
                 judge.verdict(problem, pred)
             started = time.perf_counter()

@@ -6,6 +6,7 @@ import json
 import math
 import numbers
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jurat.platform.types import FAULTS, UNSCORED, Message, Problem, Status, Step, Verdict, VerifierSpec
@@ -171,12 +172,23 @@ def problem_from_json(value: Mapping[str, Any]) -> Problem:
     )
 
 
-def problem_of(gold: str, *, prompt: str | Sequence[Message] = "", verifier: str = "math", **columns: Any) -> Problem:
+def problem_of(
+    gold: str,
+    *,
+    prompt: str | Sequence[Message] = "",
+    verifier: str = "math",
+    columns: Mapping[str, Any] = MappingProxyType({}),
+) -> Problem:
     """A problem made by hand, for one verdict. Example: ``problem_of("1/2", prompt="Half of one?")``."""
     from jurat.platform.canonical import digest
 
     messages = (Message(role="user", content=prompt),) if isinstance(prompt, str) else tuple(prompt)
     key = digest({"messages": [[m.role, m.content] for m in messages], "reference": gold})
     return Problem(
-        id=key, messages=messages, reference=gold, verifier=VerifierSpec(name=verifier), source="given", columns=columns
+        id=key,
+        messages=messages,
+        reference=gold,
+        verifier=VerifierSpec(name=verifier),
+        source="given",
+        columns=dict(columns),
     )

@@ -144,11 +144,11 @@ def test_loops_in_c_cost_two_of_two_hundred():
 
 
 def test_exactly_one_verdict_each_under_random_kills():
-    """Workers are killed from outside, and some kill themselves, while 600 pairs are judged."""
+    """Workers are killed from outside, and some kill themselves, while 300 pairs are judged."""
     rng = random.Random(7)
     texts = [
         rng.choice(["7"] * 20 + ["8"] * 10 + ["!half", "!raise", "!exit", "!fork_returns"]) + " " * i
-        for i in range(600)
+        for i in range(300)
     ]
     with judge_of(workers=2, cache=0) as judge:
         judge.verdict(GOOD, "7")
@@ -171,7 +171,7 @@ def test_exactly_one_verdict_each_under_random_kills():
             stop.set()
             killer.join()
     count = collections.Counter(index for index, _ in made)
-    assert count == collections.Counter(range(600))
+    assert count == collections.Counter(range(300))
     for index, judgement in made:
         verdict = judgement.verdicts["hostile"]
         if verdict.status not in ("error", "infra"):
