@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from jurat.engine.sampling import Draws, uniforms
+from jurat.platform import faults
 from jurat.platform.errors import ConfigError
 from jurat.platform.types import Completion, Finish, IntArray, Request, Span
 
@@ -156,6 +157,7 @@ class Decoding:
         self._drop({row for row in self._live if row.cancelled})
         self._admit()
         if self._live:
+            faults.point("sampler.mid_decode")
             last = torch.tensor([row.tokens[-1] for row in self._live], device=self.decoder.device)
             self._add(self._live, *self.decoder.step(last, self._draws(self._live)))
         return bool(self._live or self._waiting or self._inbox or self._calls)
