@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -14,7 +15,7 @@ from jurat.api import terminal
 from jurat.platform.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from jurat.platform.runs.records import Point, RunInfo, VerdictStat
+    from jurat.platform.runs.records import Event, Point, RunInfo, VerdictStat
     from jurat.platform.runs.rollouts import Record
     from jurat.platform.runs.store import Store
     from jurat.platform.types import Step, StepReport
@@ -172,12 +173,12 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
         _head(f"last step: {last[0].stage + ' ' if last[0].stage else ''}{last[0].step + 1}")
         _pairs([(point.name, f"{point.value:.6g}") for point in last])
     if evaluations:
-        from jurat.api.summary import evaluation_table
+        from jurat.api.summary import evaluation_table, finals
 
         for name in dict.fromkeys(e.name for e in evaluations):
             typer.echo("")
             of = [e for e in evaluations if e.name == name]
-            shown = of if len(of) <= 2 else [of[0], of[-1]]
+            shown = finals(of, name) or of[-1:]
             typer.echo("\n".join(evaluation_table(shown, found.recipe["sampling"]["temperature"])))
     if checkpoints:
         _head("checkpoints")
@@ -198,6 +199,8 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
         _head("events")
         terminal.print_table(["at (UTC)", "kind", "what"], [(_time(e.at), e.kind, _flat(e.payload)) for e in told])
     typer.echo(f"\njurat rollouts {found.id} --worst 10   shows what it wrote and how that was judged")
+    if state in ("interrupted", "failed", "killed") and checkpoints:
+        typer.echo(f"jurat train --resume {found.id}   goes on from its newest checkpoint")
 
 
 def _versions(run: RunInfo, stats: list[VerdictStat]) -> list[dict[str, Any]]:
@@ -300,24 +303,31 @@ class _Follower:
             self._screen.__exit__(*error)
 
     def look(self) -> None:
+        """Tell what is new, in the order in which it happened."""
+        news: list[tuple[int, Callable[[], None]]] = []
         segments = {s.no: s for s in self._store.segments(self._run)}
         steps: dict[tuple[int, int], list[Point]] = {}
         for point in self._store.metrics(self._run, after=self._seen):
             steps.setdefault((segments[point.segment].stage_index, point.step), []).append(point)
         for place, points in steps.items():
             self._seen = place
-            self._step(points)
+            news.append((points[0].at, partial(self._step, points)))
         for measured in self._store.evaluations(self._run):
             result = measured.result
             if (result.stage, result.name, result.step) not in self._told:
                 self._told.add((result.stage, result.name, result.step))
-                self._evaluation(result)
+                news.append((measured.at, partial(self._evaluation, result)))
         for event in self._store.events(self._run, after=self._event):
             self._event = event.seq
-            if self._json:
-                terminal.print_json({"event": event.kind, "at": event.at, **{"payload": dict(event.payload)}})
-            elif self._screen is not None and event.kind != "state":
-                self._screen.note(f"{event.kind}: {_flat(event.payload)}")
+            news.append((event.at, partial(self._note, event)))
+        for _, tell in sorted(news, key=lambda item: item[0]):
+            tell()
+
+    def _note(self, event: Event) -> None:
+        if self._screen is None:
+            terminal.print_json({"event": event.kind, "at": event.at, "payload": dict(event.payload)})
+        elif event.kind != "state":
+            self._screen.note(f"{event.kind}: {_flat(event.payload)}")
 
     def _step(self, points: list[Point]) -> None:
         stage, step = points[0].stage, points[0].step

@@ -279,7 +279,7 @@ def evaluation() -> Callable[..., Evaluation]:
             mean_tokens=7.5,
             truncated=0.0,
             undecided=0.0,
-            greedy=None,
+            greedy=None if step % 2 else value,
             seconds=1.5,
         )
 
