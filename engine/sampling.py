@@ -56,7 +56,7 @@ class Draws:
 
 
 def draw(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-    """(tokens [B] int64, log-probs [B] float32 of the distribution drawn from) for logits [B, V] float32.
+    """(tokens [B] int64, log-probs [B] float32 of the distribution drawn from) for logits [B, V].
 
     Token t is taken where the cumulative probability first exceeds the uniform. Probabilities are float32, their sums
     over blocks float64. A token of probability 0 is never drawn.
@@ -64,9 +64,8 @@ def draw(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     rows, vocab = logits.shape
     if not draws.plain:
         heat = torch.where(draws.temperatures > 0, draws.temperatures, 1.0)
-        logits = logits / heat[:, None]
-    top = logits.amax(-1, keepdim=True)
-    weights = (logits - top).exp_()
+        logits = logits.float() / heat[:, None]
+    weights = logits.softmax(-1, dtype=torch.float32)
     if vocab % BLOCK:
         weights = torch.nn.functional.pad(weights, (0, BLOCK - vocab % BLOCK))
     blocks = weights.view(rows, -1, BLOCK)
@@ -79,8 +78,8 @@ def draw(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     if not draws.plain:
         greedy = (draws.temperatures == 0).nonzero().squeeze(1)
         tokens[greedy] = logits[greedy].argmax(-1)
-    chosen = logits.gather(1, tokens[:, None]) - top
-    return tokens, (chosen.double() - total.log()).squeeze(1).float()
+    chosen = weights.gather(1, tokens[:, None]).double()
+    return tokens, (chosen.log() - total.log()).squeeze(1).float()
 
 
 def _search(edges: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

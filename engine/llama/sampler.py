@@ -26,8 +26,6 @@ from jurat.platform.types import IntArray
 
 OWN_STEP = 16
 """Own caches are read in multiples of this many tokens: each new size makes oneDNN build new kernels."""
-OWN_GROWTH = 64
-"""Own caches grow by this many tokens."""
 ROWS_PER_DRAW = 16
 """Rows of float32 probabilities made at once."""
 
@@ -53,19 +51,19 @@ class LlamaDecoder:
         self.device = weights.master.device
         self.max_length = shape.max_length
         self.packs = can_pack(self.dtype, self.device) if pack is None else pack
-        views = weights.model(weights.working)
-        self._embed, self._norm = views.embed, views.norm
+        views, masters = weights.model(weights.working), weights.model(weights.master)
+        self._embed, self._norm = views.embed, masters.norm
         self._head = Matrix(views.head, pack=self.packs)
         self._layers = [
             _Layer(
-                norm1=layer.norm1,
+                norm1=master.norm1,
                 qkv=Matrix(_paired(layer.qkv, shape), pack=self.packs),
                 o=Matrix(layer.o, pack=self.packs),
-                norm2=layer.norm2,
+                norm2=master.norm2,
                 gate_up=Matrix(layer.gate_up, pack=self.packs),
                 down=Matrix(layer.down, pack=self.packs),
             )
-            for layer in views.layers
+            for layer, master in zip(views.layers, masters.layers, strict=True)
         ]
         self._turns = _turns(shape, min(shape.max_length, 1024), self.device)
         self._bundles: list[_Bundle] = []
@@ -86,21 +84,24 @@ class LlamaDecoder:
         return self._draw(logits, draws, index)
 
     def step(self, tokens: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        x = self._embed[tokens]
+        x = self._embed[tokens].float()
         self._grow_turns(max(bundle.longest for bundle in self._bundles) + 1)
         turns = self._turns[torch.cat([bundle.positions() for bundle in self._bundles])][:, None]
         sizes = [len(bundle.places) for bundle in self._bundles]
         shape = self.shape
         turning = shape.heads + shape.kv_heads
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(_normed(x, layer.norm1, shape.rms_eps)).view(len(x), -1, shape.head_dim)
-            _turn(qkv[:, :turning], turns)
-            mixed = [bundle.attend(index, part) for bundle, part in zip(self._bundles, qkv.split(sizes), strict=True)]
-            x = x + layer.o(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
-            x = x + self._mlp(layer, x)
+            qkv = layer.qkv(self._normed(x, layer.norm1)).view(len(x), -1, shape.head_dim)
+            qk, v = _turned(qkv[:, :turning], turns), qkv[:, turning:]
+            mixed = [
+                bundle.attend(index, *part)
+                for bundle, *part in zip(self._bundles, qk.split(sizes), v.split(sizes), strict=True)
+            ]
+            x += layer.o(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+            x += self._mlp(layer, x)
         for bundle in self._bundles:
             bundle.own += 1
-        return self._draw(self._head(_normed(x, self._norm, shape.rms_eps)), draws)
+        return self._draw(self._head(self._normed(x, self._norm)), draws)
 
     def keep(self, rows: Sequence[int]) -> None:
         at, kept = 0, []
@@ -135,13 +136,12 @@ class LlamaDecoder:
         self._grow_turns(width)
         turns = self._turns[:width].expand(len(prompts), -1, -1)[here][:, None]
         queries, kv = shape.heads, shape.kv_heads
-        x = self._embed[tokens]
+        x = self._embed[tokens].float()
         last = lengths.cumsum(0) - 1
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(_normed(x, layer.norm1, shape.rms_eps)).view(len(x), -1, shape.head_dim)
-            _turn(qkv[:, : queries + kv], turns)
-            padded = qkv.new_zeros(len(prompts), width, *qkv.shape[1:])
-            padded[here] = qkv
+            qkv = layer.qkv(self._normed(x, layer.norm1)).view(len(x), -1, shape.head_dim)
+            padded = torch.zeros(len(prompts), width, *qkv.shape[1:], dtype=self.dtype, device=device)
+            padded[here] = torch.cat([_turned(qkv[:, : queries + kv], turns), qkv[:, queries + kv :]], dim=1).to(padded)
             padded = padded.transpose(1, 2)  # [G, heads, P, d]
             q, k, v = padded.split((queries, kv, kv), dim=1)
             bundle.store_prompt(index, k, v)
@@ -149,20 +149,26 @@ class LlamaDecoder:
             mixed = mixed.transpose(1, 2)[here].view(len(x), -1)
             if index == len(self._layers) - 1:  # nothing reads the other positions any more
                 x, mixed = x[last], mixed[last]
-            x = x + layer.o(mixed)
-            x = x + self._mlp(layer, x)
-        return self._head(_normed(x, self._norm, shape.rms_eps)), bundle
+            x += layer.o(mixed)
+            x += self._mlp(layer, x)
+        return self._head(self._normed(x, self._norm)), bundle
 
     def _mlp(self, layer: _Layer, x: Tensor) -> Tensor:
-        gate, up = layer.gate_up(_normed(x, layer.norm2, self.shape.rms_eps)).chunk(2, dim=-1)
+        gate, up = layer.gate_up(self._normed(x, layer.norm2)).chunk(2, dim=-1)
         return layer.down(F.silu(gate) * up)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm (Zhang & Sennrich 2019) of the float32 stream [M, H], rounded for the next product."""
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale.square_().div_(x.shape[-1]).add_(self.shape.rms_eps).rsqrt_()
+        return (x * scale).mul_(weight).to(self.dtype)
 
     def _draw(self, logits: Tensor, draws: Draws, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Draw from logits [B, V], or [U, V] read at index [B], a few rows in float32 at a time."""
         found = []
         for rows in torch.arange(len(draws.uniforms), device=self.device).split(ROWS_PER_DRAW):
             part = Draws(draws.uniforms[rows], draws.temperatures[rows], draws.plain)
-            found.append(draw((logits[rows] if index is None else logits[index[rows]]).float(), part))
+            found.append(draw(logits[rows] if index is None else logits[index[rows]], part))
         return torch.cat([tokens for tokens, _ in found]), torch.cat([logprobs for _, logprobs in found])
 
     def _grow_turns(self, length: int) -> None:
@@ -176,7 +182,7 @@ class _Bundle:
     def __init__(
         self, shape: Shape, lengths: Tensor, counts: Sequence[int], *, layers: int, dtype: torch.dtype
     ) -> None:
-        self.shape, self.lengths = shape, lengths
+        self.shape, self.lengths, self.dtype = shape, lengths, dtype
         self.groups, self.per_group = len(counts), max(counts)
         device = lengths.device
         places = [g * self.per_group + j for g, count in enumerate(counts) for j in range(count)]
@@ -208,21 +214,28 @@ class _Bundle:
         self.prompt_keys[layer] = k.transpose(2, 3).flatten(0, 1)
         self.prompt_values[layer] = v.flatten(0, 1)
 
-    def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        """Append this token's key and value, and attend: qkv [B', H + 2K, d] -> [B', H d]."""
+    def attend(self, layer: int, qk: Tensor, v: Tensor) -> Tensor:
+        """Append this token's key and value, and attend: qk [B', H + K, d], v [B', K, d] -> [B', H d]."""
         shape, groups, per = self.shape, self.groups, self.per_group
         kv, d = shape.kv_heads, shape.head_dim
         size = groups * per
         whole = len(self.places) == size
         if not whole:
-            qkv = qkv.new_zeros(size, *qkv.shape[1:]).index_copy_(0, self.places, qkv)
+            qk = qk.new_zeros(size, *qk.shape[1:]).index_copy_(0, self.places, qk)
+            v = v.new_zeros(size, *v.shape[1:]).index_copy_(0, self.places, v)
         if layer == 0 and self.own == self.keys.shape[-1]:
             self._extend()
-        q, k, v = qkv.split((shape.heads, kv, kv), dim=1)
+        q, k = qk.split((shape.heads, kv), dim=1)
         # [G, K, n, ...]: prompt scores see n r queries per group and head, own scores r queries per row and head
-        q = q.reshape(groups, per, kv, -1, d).transpose(1, 2).reshape(groups * kv, -1, d)
-        self.keys[layer, :, :, self.own].view(groups, kv, per, d).copy_(k.view(groups, per, kv, d).transpose(1, 2))
-        self.values[layer, :, self.own].view(groups, kv, per, d).copy_(v.view(groups, per, kv, d).transpose(1, 2))
+        q = (
+            q.unflatten(1, (kv, -1))
+            .unflatten(0, (groups, per))
+            .transpose(1, 2)
+            .reshape(groups * kv, -1, d)
+            .to(self.dtype)
+        )
+        self.keys[layer, :, :, self.own].view(groups, kv, per, d).copy_(k.unflatten(0, (groups, per)).transpose(1, 2))
+        self.values[layer, :, self.own].view(groups, kv, per, d).copy_(v.unflatten(0, (groups, per)).transpose(1, 2))
         reach = min(-(-(self.own + 1) // OWN_STEP) * OWN_STEP, self.keys.shape[-1])
         width = self.prompt_keys.shape[-1]
         asked = torch.bmm(q, self.prompt_keys[layer])
@@ -231,7 +244,7 @@ class _Bundle:
         own = torch.bmm(q.view(groups * kv * per, -1, d), self.keys[layer, :, :, :reach])
         scores = torch.cat([asked.view(-1, width), own.view(-1, reach)], dim=1)
         scores[:, width + self.own + 1 :] = -math.inf
-        shares = scores.softmax(-1).view(groups * kv, -1, width + reach)
+        shares = scores.softmax(-1, dtype=torch.float32).to(self.dtype).view(groups * kv, -1, width + reach)
         mixed = torch.bmm(
             shares[..., width:].reshape(groups * kv * per, -1, reach), self.values[layer, :, :reach]
         ).view(groups * kv, -1, d)
@@ -269,14 +282,9 @@ class _Bundle:
         self._mask()
 
     def _extend(self) -> None:
-        more = self.keys.new_zeros(*self.keys.shape[:3], OWN_GROWTH)
+        more = self.keys.new_zeros(*self.keys.shape[:3], max(OWN_STEP, self.own))
         self.keys = torch.cat([self.keys, more], dim=3)
         self.values = torch.cat([self.values, more.transpose(2, 3)], dim=2)
-
-
-def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm (Zhang & Sennrich 2019) of x [M, H]."""
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def _paired(qkv: Tensor, shape: Shape) -> Tensor:
@@ -294,7 +302,7 @@ def _turns(shape: Shape, length: int, device: torch.device) -> Tensor:
     return torch.polar(torch.ones_like(angles), angles)
 
 
-def _turn(x: Tensor, turns: Tensor) -> None:
-    """Rotate adjacent pairs of x [M, heads, d] in place by turns [M, 1, d / 2]."""
+def _turned(x: Tensor, turns: Tensor) -> Tensor:
+    """Adjacent pairs of x [M, heads, d] rotated by turns [M, 1, d / 2], float32."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    x.copy_(torch.view_as_real(pairs * turns).flatten(-2))
+    return torch.view_as_real(pairs * turns).flatten(-2)

@@ -92,7 +92,7 @@ class SimpleDecoder:
         found = []
         for rows in torch.arange(len(index), device=self.device).split(ROWS_PER_DRAW):
             part = Draws(draws.uniforms[rows], draws.temperatures[rows], draws.plain)
-            found.append(draw(logits[index[rows]].float(), part))
+            found.append(draw(logits[index[rows]], part))
         return torch.cat([tokens for tokens, _ in found]), torch.cat([logprobs for _, logprobs in found])
 
 
