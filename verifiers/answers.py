@@ -45,7 +45,7 @@ def math(
         found = compare(problem.reference, completion, policy=policy)
     else:
         given = {key: tuple(value) for key, value in (("order", order), ("markers", markers)) if value}
-        extraction = dataclasses.replace(DEFAULT_ORDER, **given) if given else DEFAULT_ORDER
+        extraction = dataclasses.replace(DEFAULT_ORDER, **given) if given else DEFAULT_ORDER  # type: ignore[arg-type]
         text_gold = gold_form == "text"
         found = judge_text(problem.reference, completion, extraction=extraction, policy=policy, gold_is_text=text_gold)
     read = found.extracted if found.extracted is not None else completion if form == "answer" else ""
@@ -84,7 +84,7 @@ MAX_DIGITS = 400
 def number(problem: Problem, completion: str, *, tolerance: float = 0.0, relative: bool = False) -> Verdict:
     """Whether the last number of the completion equals the reference, exactly or within ``tolerance``.
 
-    Numbers are read as rationals (``0.1`` is 1/10; ``3/4``; ``1,000``; ``2e3``), so there is no rounding. With
+    Numbers, the tolerance too, are read as rationals (``0.1`` is 1/10; ``3/4``; ``1,000``; ``2e3``): no rounding. With
     ``relative`` the tolerance is a share of the reference's size. A percent sign or unit after it is not read.
     """
     gold = _rational(problem.reference.strip())
@@ -100,7 +100,7 @@ def number(problem: Problem, completion: str, *, tolerance: float = 0.0, relativ
     value = _rational(read)
     if value is None:
         return Verdict.of("unparseable", read=read, why="division by zero")
-    allowed = Fraction(tolerance) * (abs(gold) if relative else 1)
+    allowed = Fraction(str(tolerance)) * (abs(gold) if relative else 1)
     same = abs(value - gold) <= allowed
     why = "rational_exact" if value == gold else "within_tolerance" if same else "rational_differs"
     return Verdict.of("correct" if same else "incorrect", read=read, why=why, certified=True)

@@ -59,11 +59,19 @@ def check(name: str, args: Mapping[str, Any], *, where: str = "") -> Definition:
     return found
 
 
+def parts_of(name: str, args: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """(name, arguments) of the parts of a built-in composite; none for other verifiers."""
+    target = BUILT_IN[name].target if name in BUILT_IN else None
+    if not (isinstance(target, type) and issubclass(target, compose._Composite)):
+        return []
+    given = args.get("of", ())
+    return [(part, {}) if isinstance(part, str) else (part["use"], part.get("args", {})) for part in given]
+
+
 def is_bounded(name: str, args: Mapping[str, Any]) -> bool:
     """True if it may run in the calling process with these arguments; a composite if all its parts may."""
     definition = find(name)
-    parts = args.get("of", ())
-    if name in BUILT_IN and isinstance(definition.target, type) and issubclass(definition.target, compose._Composite):
-        given = [(part, {}) if isinstance(part, str) else (part["use"], part.get("args", {})) for part in parts]
-        return all(used in BUILT_IN and is_bounded(used, inner) for used, inner in given)
+    parts = parts_of(name, args)
+    if parts:
+        return all(used in BUILT_IN and is_bounded(used, inner) for used, inner in parts)
     return definition.bounded and not _UNLESS.get(name, lambda _: False)(args)

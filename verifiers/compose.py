@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jurat.platform.errors import ConfigError
-from jurat.platform.types import Finish, Problem, Verdict
+from jurat.platform.types import Finish, Problem, Status, Verdict
 
 Part = str | Mapping[str, Any] | Callable[..., Any]
 """A registered name, a name with arguments, or a verifier function."""
@@ -76,7 +76,7 @@ def _unscored(parts: Sequence[Verdict]) -> Verdict | None:
 
 
 def _made(score: float, why: str, parts: Sequence[Verdict]) -> Verdict:
-    status = "correct" if score == 1 else "incorrect" if score == 0 else "partial"
+    status: Status = "correct" if score == 1 else "incorrect" if score == 0 else "partial"
     evidence = {"parts": [[part.status, part.score, part.why[:200]] for part in parts]}
     return Verdict.of(
         status, score, why=why[:500], evidence=evidence, certified=all(part.certified for part in parts),

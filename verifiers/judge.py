@@ -28,6 +28,7 @@ from jurat.platform.types import Finish, Judgement, Problem, Verdict, VerifierSp
 from jurat.verifiers import catalog, reward, verdicts
 from jurat.verifiers.pool import Answered, Limits, Origin, Outcome, Pool, Task
 from jurat.verifiers.registry import REGISTERED, Definition, Target
+from jurat.verifiers.shipping import import_path, origin_of
 
 DEFAULT_LIMITS = Limits()
 ENTRY_POINTS = "jurat.verifiers"
@@ -296,6 +297,8 @@ class LocalJudge:
 
     def _resolve(self, key: str, name: str, args: Mapping[str, Any]) -> _Use:
         spec = VerifierSpec(name=name, args=dict(args))
+        for used, inner in catalog.parts_of(name, args):
+            self._use(used, inner)
         if name in self._remote:
             return _Use.of(key, spec, self._remote[name])
         if name in catalog.BUILT_IN:
@@ -304,8 +307,6 @@ class LocalJudge:
                 return _Use.of(key, spec, _entry(definition), call=definition.build(args), built_in=True)
             return _Use.of(key, spec, _entry(definition), built_in=True)
         if name in REGISTERED:
-            from jurat.verifiers.shipping import origin_of
-
             definition = catalog.check(name, args)
             self._add_origin(origin_of(definition))
             return _Use.of(key, spec, self._remote.get(name, _entry(definition)))
@@ -376,7 +377,7 @@ def origin_named(item: Path | str) -> Origin:
             where="verifiers",
             fix=f"write ./{path.name}.py, or install a package with an entry point in the group {ENTRY_POINTS!r}",
         )
-    return Origin(kind="module", value=known[path.name].value.partition(":")[0])
+    return Origin(kind="module", value=known[path.name].value.partition(":")[0], path=import_path())
 
 
 def _verdicts(use: _Use, outcome: Outcome, count: int) -> list[Verdict]:
@@ -480,7 +481,7 @@ class _Gather:
             if isinstance(item, Verdict):
                 self._add(label, item)
             else:
-                item.add_done_callback(lambda done, label=label: self._add(label, done.result()))
+                item.add_done_callback(lambda done, label=label: self._add(label, done.result()))  # type: ignore[misc]
 
     def _add(self, label: str, verdict: Verdict) -> None:
         with self._lock:

@@ -92,7 +92,8 @@ class Definition:
         if inspect.isclass(self.target):
             built: Target = self.target(**args)
             return built
-        target, given = self.target, dict(args)
+        target: Target = self.target
+        given = dict(args)
         return (lambda *call, **more: target(*call, **given, **more)) if given else target
 
 

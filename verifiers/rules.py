@@ -232,8 +232,8 @@ def json_schema(problem: Problem, completion: str, *, schema: Mapping[str, Any],
         return Verdict.of("no_answer", why="no JSON")
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as fault:
-        return Verdict.of("unparseable", why=f"not JSON: {fault}"[:200])
+    except (ValueError, RecursionError) as error:
+        return Verdict.of("unparseable", why=f"not JSON: {error}"[:200])
     fault = _violation(value, schema, "$", 0)
     return Verdict.of("incorrect" if fault else "correct", read=text[:200], why=fault or "schema_valid", certified=True)
 

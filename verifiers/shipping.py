@@ -32,16 +32,17 @@ def origin_of(definition: Definition) -> Origin:
     file = getattr(module, "__file__", None)
     if module is not None and module.__name__ == "__main__":
         if file is not None and Path(file).is_file():
-            return Origin(kind="file", value=str(Path(file).resolve()), path=_path())
-        return Origin(kind="file", value=str(_written(source_of(target, where=where))), path=_path())
+            return Origin(kind="file", value=str(Path(file).resolve()), path=import_path())
+        return Origin(kind="file", value=str(_written(source_of(target, where=where))), path=import_path())
     if module is None or file is None:
         raise ConfigError(f"verifier {definition.name!r} has no file that a child could load", where=where, fix=WAY_OUT)
     spec = getattr(module, "__spec__", None)
     importable = spec is not None and spec.name == module.__name__ and _findable(module.__name__, file)
-    return Origin(kind="module" if importable else "file", value=module.__name__ if importable else file, path=_path())
+    return Origin(kind="module" if importable else "file", value=module.__name__ if importable else file, path=import_path())
 
 
-def _path() -> tuple[str, ...]:
+def import_path() -> tuple[str, ...]:
+    """This process's import path, absolute, for a child to import from."""
     return tuple(str(Path(entry).resolve()) if entry else str(Path.cwd()) for entry in sys.path)
 
 
