@@ -28,6 +28,8 @@ class Holder:
     """Unix seconds."""
 
 
+_TRIES = 10
+
 _held: dict[tuple[int, Path], Holder] = {}
 """(pid, lock file) of the locks this process holds; the pid, because a forked child sees its parent's table."""
 
@@ -44,8 +46,12 @@ def exclusive(folder: Path) -> Iterator[Holder]:
     except OSError as error:
         raise RunFailed(f"cannot lock the run: {error}", where=str(path), fix="make the folder writable") from None
     try:
-        if not _try_lock(descriptor):
-            raise _fenced(folder, _read(folder))
+        tries = _TRIES
+        while not _try_lock(descriptor):
+            tries -= 1
+            if not tries:
+                raise _fenced(folder, _read(folder))
+            time.sleep(0.02)  # someone who only looks holds a shared lock for a moment
         _held[os.getpid(), path] = mine
         # Who holds it, for people; the lock itself is what counts, so a full disk is no reason to stop.
         with contextlib.suppress(OSError):
@@ -64,11 +70,13 @@ def holder(folder: Path) -> Holder | None:
     if (os.getpid(), path) in _held:
         return _held[os.getpid(), path]
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     except OSError:
-        return None  # never locked, or not ours to write: then it is not ours to know
+        return _read(folder)  # not ours to know: what the last holder said stands
     try:
-        return None if _try_lock(descriptor) else _read(folder)
+        return None if _try_lock(descriptor, shared=True) else _read(folder)
     finally:
         os.close(descriptor)
 
@@ -96,7 +104,7 @@ def _fenced(folder: Path, by: Holder) -> FencedOut:
 if sys.platform == "win32":
     import msvcrt
 
-    def _try_lock(descriptor: int) -> bool:
+    def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         except OSError:
@@ -105,9 +113,9 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _try_lock(descriptor: int) -> bool:
+    def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             return False
         return True

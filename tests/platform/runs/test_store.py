@@ -283,6 +283,25 @@ def test_one_process_cannot_take_a_run_twice_and_looking_does_not_drop_it(tmp_pa
     assert holder(tmp_path) is None
 
 
+def test_looking_never_keeps_a_trainer_out(tmp_path: Path) -> None:
+    probe = (
+        "import sys; from pathlib import Path; from jurat.platform.runs.lock import holder\n"
+        "print('looking', flush=True)\n"
+        "while True: holder(Path(sys.argv[1]))"
+    )
+    (tmp_path / "lock").touch()
+    process = subprocess.Popen([sys.executable, "-c", probe, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "looking\n"
+        for _ in range(20):
+            with exclusive(tmp_path):
+                pass
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="cannot lock the run"), exclusive(tmp_path / "absent"):
         pass
