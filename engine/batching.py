@@ -1,24 +1,23 @@
 """The port ``Sampler`` over batched decoding: one call per completion outside, one batch inside.
 
 Requests made in one tick of the event loop are handed over together, in the order made: at lag 0 the composition of a
-batch does not depend on timing. Decoding has a thread of its own; each completion is delivered as it ends.
+batch does not depend on timing. Decoding runs in the compute thread; each completion is delivered as it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
+from jurat.engine import compute
 from jurat.engine.decoding import Decoder, Decoding, Row
 from jurat.platform.types import Completion, Request
 
 
 class BatchedSampler:
-    """A ``Sampler`` and the ``WeightLink`` to it. ``close`` ends its thread."""
+    """A ``Sampler`` and the ``WeightLink`` to it. ``close`` ends what is running."""
 
     def __init__(self, decoder: Decoder, *, max_concurrent: int, version: int = 0) -> None:
         self._decoding = Decoding(decoder, max_concurrent=max_concurrent, version=version)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
         self._tick: list[Row] = []
 
     async def sample(self, request: Request) -> Completion:
@@ -43,23 +42,23 @@ class BatchedSampler:
     async def interrupt(self) -> tuple[Completion, ...]:
         self._hand_over()
         self._decoding.interrupt()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._decoding.run)
+        await compute.run(self._decoding.run)
         return self._decoding.aborted()
 
     async def publish(self, version: int) -> None:
         done = self._decoding.call(lambda: self._decoding.publish(version))
-        self._thread.submit(self._decoding.run)
+        compute.submit(self._decoding.run)
         await asyncio.wrap_future(done)
 
     def close(self) -> None:
         self._decoding.interrupt()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        compute.call(self._decoding.run)
 
     def _hand_over(self) -> None:
         if self._tick:
             rows, self._tick = self._tick, []
             self._decoding.submit(rows)
-            self._thread.submit(self._decoding.run)
+            compute.submit(self._decoding.run)
 
 
 def _resolve(answer: asyncio.Future[Completion], result: Completion | Exception) -> None:

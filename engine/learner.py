@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from jurat.engine import compute
 from jurat.engine.optim import AdamW
 from jurat.engine.tensorfile import read_tensors, record_digests, write_side_files, write_tensors
 from jurat.platform.ports import Objective
@@ -132,7 +133,7 @@ class LocalScorer:
         self.network = network
 
     async def score(self, rounds: Rounds) -> Sequence[Sequence[FloatArray]]:
-        return [[self._score(mb) for mb in ranks] for ranks in rounds]
+        return [[await compute.run(self._score, mb) for mb in ranks] for ranks in rounds]
 
     def _score(self, mb: Microbatch) -> FloatArray:
         if not bool(mb.loss_mask.any()):
@@ -155,6 +156,9 @@ class LocalLearner(LocalScorer):
 
     async def update(self, rounds: Rounds, objective: Objective) -> UpdateReport:
         """One optimiser step; a non-finite loss or gradient is reported as ``skipped`` and changes no weight."""
+        return await compute.run(self._update, rounds, objective)
+
+    def _update(self, rounds: Rounds, objective: Objective) -> UpdateReport:
         began = time.perf_counter()
         tally = Tally()
         for mb in _each(rounds):
@@ -188,6 +192,9 @@ class LocalLearner(LocalScorer):
 
     async def save(self, folder: Path) -> None:
         """An HF folder with float32 masters, ``optimizer.safetensors``, ``learner.json`` and each file's digest."""
+        await compute.run(self._save, folder)
+
+    def _save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_side_files(self.source, folder, dtype=torch.float32)
         digests = {
@@ -200,6 +207,9 @@ class LocalLearner(LocalScorer):
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Continue from ``save``; ``weights_only`` takes the model and starts its optimiser and schedule anew."""
+        await compute.run(self._load, folder, weights_only=weights_only)
+
+    def _load(self, folder: Path, *, weights_only: bool) -> None:
         with torch.no_grad():
             read_tensors(folder / "model.safetensors", self.network.views())
         self.network.refresh()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jurat.engine import threads
+from jurat.engine import compute, threads
 from jurat.engine.batching import BatchedSampler
 from jurat.engine.decoding import Decoder
 from jurat.engine.learner import LocalLearner, LocalScorer, Network
@@ -53,9 +53,10 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
     config = AutoConfig.from_pretrained(folder)
     reason = _why_simple(config, engine)
     make = _simple if reason else _fast
-    network, decoder, reference = make(folder, engine, sampling)
+    compute.call(threads.set_up, count)
+    network, decoder, reference = compute.call(make, folder, engine, sampling)
     sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
-    learner = LocalLearner(network, optim, total=total_steps, source=folder)
+    learner = compute.call(LocalLearner, network, optim, total=total_steps, source=folder)
     info = {
         "path": "simple" if reason else "fast",
         "why": reason,
@@ -69,8 +70,9 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
         "max_length": tokenizer.max_length,
     }
     return LocalEngine(
-        tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler, reference=reference, info=info
-    )
+        tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
+        reference=lambda: compute.call(reference), info=info,
+    )  # fmt: skip
 
 
 def _why_simple(config: PretrainedConfig, engine: Engine) -> str:
