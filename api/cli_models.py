@@ -48,7 +48,7 @@ def ls(as_json: terminal.AsJson = False) -> None:
         if folder.is_dir()
         else []
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in [*about, *others]:
         place = model_folder(name, terminal.home())
         here = (place / ORIGIN).exists()

@@ -47,7 +47,7 @@ def measures(result: Evaluation, temperature: float, *, every_k: bool = False) -
     rows = [
         Measure(f"accuracy at temperature {temperature:g}", lambda e: e.accuracy, share),
         Measure("greedy", lambda e: e.greedy, share),
-        *(Measure(f"pass@{k}", lambda e, k=k: e.pass_at.get(k), share) for k in ks),
+        *(Measure(f"pass@{k}", lambda e, k=k: e.pass_at.get(k), share) for k in ks),  # type: ignore[misc]
         Measure("answer rate", lambda e: e.answer_rate, share),
         Measure("accuracy given an answer", lambda e: e.accuracy_given_answer, share),
         Measure("mean length, tokens", lambda e: e.mean_tokens, tokens),

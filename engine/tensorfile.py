@@ -51,7 +51,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
         put(memoryview(struct.pack("<Q", len(text)) + text))
         for tensor in tensors.values():
             flat = tensor.detach().contiguous().cpu().reshape(-1)
-            put(memoryview(flat.view(torch.uint8).numpy()))
+            put(memoryview(flat.view(torch.uint8).numpy()))  # type: ignore[arg-type]
         os.fsync(file.fileno())
     return "sha256:" + sha.hexdigest()
 

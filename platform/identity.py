@@ -584,7 +584,7 @@ class _Reading:
             return self.value(inner, path)
         self.nodes.setdefault(path, node)
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        out = ["function", tree_digest(node, without=frozenset({"name", "decorator_list"}))]
+        out: list[Any] = ["function", tree_digest(node, without=frozenset({"name", "decorator_list"}))]
         out.append(["closure", [[name, self._named(name, _cell(cell), path)] for name, cell in sorted(cells.items())]])
         out.append(["defaults", self.value(function.__defaults__ or (), f"{path}.__defaults__")])
         kwdefaults = function.__kwdefaults__ or {}
@@ -625,7 +625,7 @@ class _Reading:
         self.nodes.setdefault(path, node)
         space = vars(loaded) if loaded is not None else {}
         decorators = [item for item in node.decorator_list if not _is_registrar(item, space)]
-        out = ["class", tree_digest(node, without=frozenset({"name", "decorator_list"}))]
+        out: list[Any] = ["class", tree_digest(node, without=frozenset({"name", "decorator_list"}))]
         out.append(["decorators", [tree_digest(item) for item in decorators]])
         out.append(
             ["bases", [self.value(base, f"{path}({base.__name__})") for base in cls.__bases__ if base is not object]]

@@ -55,7 +55,7 @@ def math(
     }  # fmt: skip
     kept = {key: value[:500] if isinstance(value, str) else value for key, value in evidence.items() if value}
     return Verdict.of(
-        found.status,
+        found.status,  # type: ignore[arg-type]
         read=read[:500],
         why=found.reason[:200],
         certified=found.certified,

@@ -90,9 +90,9 @@ class Definition:
         """The callable ``(problem, completion[, finish])`` for these arguments; a class is instantiated."""
         self.check_args(args)
         if inspect.isclass(self.target):
-            built: Target = self.target(**args)
+            built: Target = self.target(**args)  # type: ignore[assignment]
             return built
-        target: Target = self.target
+        target: Any = self.target
         given = dict(args)
         return (lambda *call, **more: target(*call, **given, **more)) if given else target
 

@@ -183,7 +183,7 @@ class _Piece:
         if ds_prompt is not None and view.pk is not None and into.pk is not None and into.pv is not None:
             dq = torch.baddbmm(dq, ds_prompt, view.pk[self.batch])
             into.pk[self.batch] += torch.bmm(ds_prompt.mT, q_all)
-            into.pv[self.batch] += torch.bmm(prompt.mT, do_all)
+            into.pv[self.batch] += torch.bmm(prompt.mT, do_all)  # type: ignore[union-attr]
         into.q[self.batch, :, self.rows] = dq.view(batch, samples, rows, size)
 
     def _q(self) -> Tensor:

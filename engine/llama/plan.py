@@ -146,7 +146,7 @@ def _layout(groups: Sequence[_Group], shape: Shape, count: int) -> tuple[IntArra
         queries.append(np.minimum(at[..., None] * heads + query_heads, padding).ravel())
         keys.append(np.minimum(at * heads + shape.heads + kv_heads, padding).ravel())
         values.append(np.minimum(at * heads + shape.heads + kv + kv_heads, padding).ravel())
-        block = Block(*rows.shape, query=num_queries, key=num_keys, prefix=prefix, bias=bias)
+        block = Block(*rows.shape, query=num_queries, key=num_keys, prefix=prefix, bias=bias)  # type: ignore[misc]
         num_queries, num_keys = num_queries + len(queries[-1]), num_keys + len(keys[-1])
         blocks.append(block)
         return block

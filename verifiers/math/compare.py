@@ -113,7 +113,7 @@ def _ordered(xs: Sequence[Node], ys: Sequence[Node], context: Context) -> Outcom
         if outcome.equal is None:
             undecided = outcome
         certified &= outcome.certified
-        conversions += outcome.conversions
+        conversions += outcome.conversions  # type: ignore[assignment]
         reason = outcome.reason
     if undecided is not None:
         return undecided
@@ -176,7 +176,7 @@ def _unordered(xs: Sequence[Node], ys: Sequence[Node], context: Context) -> Outc
             outcome = equal(x, y, context, 1)
             if outcome.equal:
                 certified &= outcome.certified
-                conversions += outcome.conversions
+                conversions += outcome.conversions  # type: ignore[assignment]
                 left.remove(y)
                 break
             undecided |= outcome.equal is None

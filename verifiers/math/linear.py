@@ -74,10 +74,10 @@ def _power(matrix: Node, exponent: Node, context: Context) -> Node | None:
     if value == -1:
         inverse = _inverse(rows_of)
         return Node("matrix", (rows, rows), tuple(_node(cell) for row in inverse for cell in row))
-    result = [[type(exact[0])(int(i == j)) for j in range(rows)] for i in range(rows)]
+    result = [[type(exact[0])(int(i == j)) for j in range(rows)] for i in range(rows)]  # type: ignore[misc]
     for _ in range(int(str(value))):
         result = [
-            [sum((result[i][k] * rows_of[k][j] for k in range(rows)), start=type(exact[0])(0)) for j in range(rows)]
+            [sum((result[i][k] * rows_of[k][j] for k in range(rows)), start=type(exact[0])(0)) for j in range(rows)]  # type: ignore[misc]
             for i in range(rows)
         ]
     return Node("matrix", (rows, rows), tuple(_node(cell) for row in result for cell in row))

@@ -40,7 +40,7 @@ class acb:
 
     def __init__(self, re: Any = 0, im: Any = 0, r: Any = None) -> None:
         if isinstance(re, acb):
-            self.v, self.r = re.v, re.r
+            self.v, self.r = re.v, re.r  # type: ignore[has-type]
             return
         self.v = mpc(re, im)
         self.r = abs(self.v) * mpf(2) ** (-ctx.prec) if r is None else r
