@@ -111,9 +111,7 @@ def _boundaries(a: Node, b: Node, names: list[str]) -> list[dict[str, Any]]:
         if n.kind == "num"
     }
     return [
-        {names[0]: acb(fmpq(p + shift * q, 7 * q) if shift else fmpq(p, q))}
-        for p, q in sorted(found)[:8]
-        for shift in (0, 1, -1, 40, -40)
+        {names[0]: acb(fmpq(7 * p + shift * q, 7 * q))} for p, q in sorted(found)[:8] for shift in (0, 1, -1, 40, -40)
     ]
 
 

@@ -58,9 +58,7 @@ def equal_assignments(a: list[Node], b: list[Node], context: Context, judge: Jud
     certified = True
     for name, value in left:
         for other in unused:
-            if other.name != name and stem(other.name) != stem(name):
-                continue
-            if other.name != name and name.kind != "app":
+            if other.name != name and (name.kind != "app" or stem(other.name) != stem(name)):
                 continue
             outcome = judge(value, other.value, context)
             if outcome.equal:
@@ -100,7 +98,7 @@ def equal_equations(a: Node, b: Node, context: Context) -> Outcome:
         (t1, _), (t2, _) = (reduced(*pair) for pair in found)
         if t1 == 0 or t2 == 0:
             return Outcome(bool(t1 == 0 and t2 == 0), "equation_trivial")
-        scaled = t1 * t2.leading_coefficient() == t2 * t1.leading_coefficient()
+        scaled = t1 * t2.leading_coefficient() == t2 * t1.leading_coefficient()  # type: ignore[attr-defined]
         return Outcome(bool(scaled), "equation_exact")
     return points.constant_ratio(f, g, context)
 
