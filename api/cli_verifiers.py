@@ -88,7 +88,7 @@ def audit(
 
     if metamorphic == (cases is not None):
         raise ConfigError("audit needs either a file of cases or --metamorphic", where=f"jurat audit {name}")
-    rows = metamorphic_cases(pairs, seed) if cases is None else auditing.read_cases(cases)
+    rows = auditing.metamorphic_cases(pairs, seed) if cases is None else auditing.read_cases(cases)
     grouped = by or ("category" if metamorphic else None)
     result = auditing.audit(name, rows, args=auditing.parse_args(arg), user_files=file, by=grouped, workers=workers)
     if as_json:
@@ -96,15 +96,6 @@ def audit(
     else:
         _print_audit(result)
     auditing.gate(result, min_accuracy=min_accuracy, max_fp=max_fp)
-
-
-def metamorphic_cases(pairs: int, seed: int) -> list[Any]:
-    """Pairs that are equal or unequal by construction, as cases."""
-    from jurat.verifiers.audit import case_of
-    from jurat.verifiers.math import metamorphic
-
-    rows = metamorphic.pairs(pairs, seed=seed)
-    return [case_of(dict(row), where=f"metamorphic pair {i}", default_id=str(i)) for i, row in enumerate(rows)]
 
 
 def _print_audit(result: Any) -> None:

@@ -148,6 +148,19 @@ def case_of(row: Any, *, where: str, default_id: str = "") -> Case:
     )  # fmt: skip
 
 
+def metamorphic_cases(count: int, seed: int) -> list[Case]:
+    """Pairs of answers that are equal or unequal by construction, as cases; ``category`` is the kind of gold."""
+    from jurat.verifiers.math import metamorphic
+
+    return [
+        Case(
+            id=f"{seed}-{i}", gold=pair.gold, pred=pair.answer, expected=pair.equal,
+            columns={"category": pair.kind, "transform": pair.transform},
+        )
+        for i, pair in enumerate(metamorphic.pairs(seed, count))
+    ]  # fmt: skip
+
+
 def audit(
     name: str,
     cases: Sequence[Case],
