@@ -59,10 +59,13 @@ class Precision:
 
 
 class Evaluator:
-    """Enclosures at the current precision. `log_base` is what a bare `log` means: "e" or "10"."""
+    """Enclosures at the current precision. `log_base` is what a bare `log` means: "e" or "10". With `real`, roots and logarithms of
+    negative numbers are undefined."""
 
-    def __init__(self, steps: Steps, at: Mapping[str, Any] | None = None, log_base: str = "10") -> None:
-        self.steps, self.at, self.log_base = steps, at or {}, log_base
+    def __init__(
+        self, steps: Steps, at: Mapping[str, Any] | None = None, log_base: str = "10", real: bool = False
+    ) -> None:
+        self.steps, self.at, self.log_base, self.real = steps, at or {}, log_base, real
 
     def __call__(self, node: Node) -> Any:
         self.steps.spend()
@@ -132,6 +135,8 @@ class Evaluator:
                 root = -((-base) ** acb(fmpq(abs(p), q)))
                 root = root if p % 2 else -root
                 return root if p > 0 else 1 / root
+            if self.real and q % 2 == 0 and is_negative(base):
+                raise Undefined("even_root")
             if q == 2 and abs(p) < 1000:
                 root = base.sqrt()
                 return root ** fmpz(p)
@@ -155,6 +160,8 @@ class Evaluator:
             x = self(args[-1])
             if x.is_zero():
                 raise Undefined("logarithm")
+            if self.real and is_negative(x):
+                raise Undefined("logarithm")
             top = x.log()
             if name == "ln" or (name == "log" and self.log_base == "e"):
                 return top
@@ -174,6 +181,8 @@ class Evaluator:
             p, q = parts(index)
             if q != 1 or p < 1:
                 raise Undefined("root_index")
+            if self.real and p % 2 == 0 and is_negative(x):
+                raise Undefined("even_root")
             if p == 2:
                 return x.sqrt()
             if p % 2 and is_negative(x):

@@ -13,7 +13,7 @@ _MATRICES = frozenset(
     ("pmatrix", "bmatrix", "matrix", "smallmatrix", "array", "Bmatrix", "psmallmatrix", "bsmallmatrix", "tabular")
 )
 _CASES = frozenset(("cases", "dcases", "rcases"))
-_LINES = frozenset(
+LINES = frozenset(
     (
         "align",
         "aligned",
@@ -113,7 +113,7 @@ class Brackets(Cursor):
         self.depth -= 1
         if name in _CASES:
             return self.cases(rows)
-        if name in _LINES:
+        if name in LINES:
             nodes = tuple(cell for row in rows for cell in row)
             return nodes[0] if len(nodes) == 1 else Node("list", ",", nodes)
         if name not in _MATRICES and name not in ("vmatrix", "Vmatrix"):
@@ -149,7 +149,7 @@ class Brackets(Cursor):
                 found = [node for _, node in self.items(frozenset())]
                 if not found:
                     raise Unparseable("empty_cell")
-                if name in _CASES or name in _LINES:
+                if name in _CASES or name in LINES:
                     rows[-1].extend(found)
                 else:
                     rows[-1].append(found[0] if len(found) == 1 else Node("list", ",", tuple(found)))

@@ -156,6 +156,12 @@ _SPACE = re.compile(r"\s+")
 _CHOOSE = re.compile(
     r"(?<![\w}])(?:\{\s*\})?\s*[_^]\s*\{?\s*(\w{1,6})\s*\}?\s*(?:C|\\mathrm\{C\}|\\text\{C\})\s*_\s*\{?\s*(\w{1,6})\s*\}?(?![\w])"
 )
+_APOSTROPHES = re.compile(r"(?<=\d)'(?=\d{3}(?!\d))")
+_US_DOLLAR = re.compile(r"\bUS\s?\\?\$")
+_BASE = re.compile(r"\(\s*base\s+(\w+)\s*\)")
+_MODULO = re.compile(
+    r"\(\s*(?:\\(?:text|mathrm|operatorname)\s*\{\s*mod\s*\}|\\?mod\b)\s*(?:\\[,; ]\s*)?(\w{1,9})\s*\)"
+)
 _TAGS = re.compile(r"</?(?:b|i|u|em|strong|span|p|sup|code|mark|center)(?:\s[^<>]{0,80})?>", re.IGNORECASE)
 _BOLD = re.compile(r"(?<![\w)\]}])\*\*([^*]{1,400})\*\*(?![\w(])")
 
@@ -184,6 +190,14 @@ def canonical(raw: str) -> str:
         text = _BOLD.sub(r"\1", text)
     if "C" in text and "_" in text:
         text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
+    if "'" in text:
+        text = _APOSTROPHES.sub("", text)
+    if "US" in text:
+        text = _US_DOLLAR.sub(r"\\$", text)
+    if "base" in text:
+        text = _BASE.sub(r" base \1", text)
+    if "mod" in text:
+        text = _MODULO.sub(r"\\pmod{\1}", text)
     if "</" in text:
         text = _TAGS.sub(lambda m: "^" if m[0].lower().startswith("<sup") else "", text)
     text = _SPACE.sub(" ", text).strip()
@@ -194,8 +208,10 @@ def canonical(raw: str) -> str:
             text = text[:-1].rstrip()
         elif text.endswith("\\\\"):
             text = text[:-2].rstrip()
-        elif len(text) > 1 and text[0] == text[-1] and text[0] in "\"'`":
+        elif len(text) > 1 and text[0] == text[-1] and text[0] in "\"'`*":
             text = text[1:-1].strip()
+        elif len(text) > 4 and text.startswith("__") and text.endswith("__") and text[2] not in "_{":
+            text = text[2:-2].strip()
         else:
             break
     if not text:

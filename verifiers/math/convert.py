@@ -333,6 +333,22 @@ def _time_ratio(a: Node, b: Node, context: Context) -> Iterator[Pair]:
 def _named_tuple(a: Node, b: Node, context: Context) -> Iterator[Pair]:
     """x = 1, y = 2 against (1, 2) or 1, 2: values in the order of the names; a list where one name has several "
     "values."""
+    if (
+        a.kind == "rel"
+        and b.kind == "list"
+        and (pair := assignment(a)) is not None
+        and pair.name.kind == pair.value.kind == "tuple"
+    ):
+        if len(pair.name.args) == len(pair.value.args) and assignments(b) is not None:
+            yield (
+                Node(
+                    "list",
+                    ",",
+                    tuple(Node("rel", ("=",), p) for p in zip(pair.name.args, pair.value.args, strict=True)),
+                ),
+                b,
+            )
+        return
     if a.kind not in ("list", "tuple", "rel") or b.kind not in ("list", "tuple", "set"):
         return
     named = assignments(a)

@@ -62,6 +62,9 @@ _VOWELS = frozenset("aeiouyAEIOUY")
 _DIGITS3 = re.compile(r"\d{3}(?:\.\d*)?\Z")
 _LEADING = re.compile(r"[1-9]\d{0,2}\Z")
 _WORD_AHEAD = re.compile(r" +[a-z]{4,}")
+_SIGNED_SET = re.compile(r"\s*[\^_]\s*(?:\{\s*)?([+-]|>\s*0|<\s*0)\s*\}?")
+_POINT_GROUPS = re.compile(r"[1-9]\d{0,2}\.\d{3}")
+_POINT_GROUP = re.compile(r"\.\d{3}")
 _ROW_SKIP = re.compile(r"\\\\\s*\[[^\]\\]{0,12}\]")
 
 
@@ -137,6 +140,11 @@ class _Scanner:
 
     def dot(self, end: int, prose: bool) -> bool:
         """A point which is not part of a number: abbreviations and sentence ends in prose, `\\left.` and `\\right.`."""
+        if self.text.startswith(("\\overline", "\\dot", "\\bar"), self.pos) and not self.text.startswith(
+            "\\dots", self.pos
+        ):
+            self.emit("num", "0.")
+            return True
         if self.out and self.out[-1][0] in ("word", "num", "close", "id", "op", "const"):
             previous = self.out[-1]
             if previous[0] == "word" and (self.pos >= end or not self.text[self.pos].isalpha()):
@@ -268,6 +276,8 @@ class _Scanner:
             self.emit("dots", "...")
         elif name in ("land", "wedge", "lor", "vee"):
             self.emit("word", "and" if name in ("land", "wedge") else "or")
+        elif name == "cr":
+            self.emit("row", "\\\\")
         elif name in ("colon",):
             self.emit("op", ":")
         elif name in ("mathbb", "Bbb"):
@@ -349,7 +359,12 @@ class _Scanner:
         name = self.argument(end).strip()
         if name not in macros.SETS:
             raise Unparseable(f"unknown_set:{name}")
-        self.emit("space", macros.SETS[name])
+        signed = _SIGNED_SET.match(self.text, self.pos, end)
+        if signed and name in ("R", "Reals", "Z"):
+            self.pos = signed.end()
+            self.emit("space", macros.SETS[name] + signed[1][0].replace(">", "+").replace("<", "-"))
+        else:
+            self.emit("space", macros.SETS[name])
 
     def operator(self, end: int) -> None:
         name = self.argument(end).replace("\\,", "").strip()
@@ -407,6 +422,19 @@ def join_digits(tokens: list[Token], commas: str) -> list[Token]:
             i += 1
             continue
         parts, i, separator = [value], i + 1, ""
+        if _POINT_GROUPS.fullmatch(value):  # 1.234.567
+            groups = i
+            while (
+                groups < size
+                and tokens[groups][0] == "num"
+                and not tokens[groups][2]
+                and _POINT_GROUP.fullmatch(tokens[groups][1])
+            ):
+                groups += 1
+            if groups > i:
+                parts = ["".join(t[1] for t in tokens[i - 1 : groups]).replace(".", "")]
+                i = groups
+                separator = "space"
         while i < size:
             step = _separator(tokens, i, parts, separator, depth, commas)
             if not step:

@@ -13,7 +13,7 @@ from jurat.verifiers.math.cursor import Cursor
 from jurat.verifiers.math.limits import MAX_DIGITS, TooLarge, Unparseable
 from jurat.verifiers.math.numerals import based, decimal, integer, recurring
 from jurat.verifiers.math.suffix import Suffix
-from jurat.verifiers.math.tree import I_UNIT, PI, Node, add, mul, neg, num, sub, walk
+from jurat.verifiers.math.tree import I_UNIT, INF, PI, Node, add, mul, neg, num, sub, walk
 
 _INFIX = {":": 10, "cup": 15, "cap": 16, "minus": 15, "+": 20, "-": 20, "+-": 20, "-+": 20, "*": 30, "/": 30,
     "div": 30, "mod": 30,
@@ -65,6 +65,13 @@ class Expressions(Suffix, Brackets, Cursor):
                 if after is None:
                     break
                 left = after
+            elif (
+                kind == "cmd"
+                and value == "frac"
+                and left.kind == "num"
+                and (measured := self.unit_fraction(left)) is not None
+            ):
+                left = measured
             elif left.kind == "qty" and kind == "num":
                 left = self.compound(left)
             elif self.starts_factor(kind, value):
@@ -105,6 +112,10 @@ class Expressions(Suffix, Brackets, Cursor):
         if kind == "cmd":
             return self.command(value)
         if kind == "space":
+            if value == "R+":
+                return Node("tuple", "()", (num(0), INF))
+            if value == "R-":
+                return Node("tuple", "()", (neg(INF), num(0)))
             return Node("space", value)
         if kind == "begin":
             return self.environment(value)
@@ -500,6 +511,9 @@ class Expressions(Suffix, Brackets, Cursor):
             self.pos += 3
             return Node("degree", None, (left,))
         ordinal = 1 if self.at("open", "{") else 0
+        if self.peek(ordinal)[:2] == ("word", "o"):
+            self.pos += 1 + 2 * ordinal
+            return Node("degree", None, (left,))
         if self.peek(ordinal)[0] == "word" and self.peek(ordinal)[1].lower() in words.ORDINAL:
             self.pos += 1 + 2 * ordinal
             return self.ordinal(left)

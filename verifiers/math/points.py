@@ -79,7 +79,7 @@ def _domain(
         try:
             with Precision(BITS):
                 at = {name: _draw(name in integers, tried, rng, sign) for name in names}
-                evaluate = Evaluator(context.steps, at, base)
+                evaluate = Evaluator(context.steps, at, base, real=sign < 0)
                 x, y = evaluate(a), evaluate(b)
                 if not (x.is_finite() and y.is_finite()):
                     continue
@@ -132,7 +132,7 @@ def integer_names(node: Node) -> frozenset[str]:
     negative numbers."""
     found: frozenset[str] = frozenset()
     for part in walk(node):
-        if part.kind == "fn" and part.value in ("fact", "fact2", "binom", "floor", "ceil", "gcd", "lcm", "mod"):
+        if part.kind == "fn" and part.value in ("fact", "fact2", "binom", "gcd", "lcm"):
             found |= symbols(part)
         elif part.kind == "big":
             found |= symbols(part.args[1]) | symbols(part.args[2])

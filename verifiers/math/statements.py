@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from jurat.verifiers.math.brackets import LINES
 from jurat.verifiers.math.lexer import Token
 from jurat.verifiers.math.limits import MAX_ITEMS, TooLarge, Unparseable
 from jurat.verifiers.math.parser import Expressions
-from jurat.verifiers.math.tree import Node, symbols
+from jurat.verifiers.math.tree import SCALARS, Node, symbols
 
 _ORDER = frozenset(("<", ">", "<=", ">=", "!="))
 _INTEGER_SPACES = (Node("space", "Z"), Node("space", "N"))
@@ -127,6 +128,10 @@ def assemble(found: list[tuple[str, Node]]) -> Node:
                 groups.append([])
             groups[-1].append(node)
         nodes = [group[0] if len(group) == 1 else Node("tuple", "()", tuple(group)) for group in groups]
+    if (
+        nodes[0].kind == "rel" and nodes[0].value == ("!=",) and all(node.kind in SCALARS for node in nodes[1:])
+    ):  # x != 1, 2
+        nodes[1:] = [Node("rel", ("!=",), (nodes[0].args[0], node)) for node in nodes[1:]]
     return Node("list", "or" if "or" in separators else ",", tuple(nodes))
 
 
@@ -176,10 +181,17 @@ def iso_brackets(tokens: list[Token]) -> list[Token]:
 
 def lines_to_commas(tokens: list[Token]) -> list[Token]:
     """Row breaks outside environments separate statements."""
-    if not any(kind == "row" for kind, _, _ in tokens):
+    if not any(kind in ("row", "cell") for kind, _, _ in tokens):
         return tokens
     depth, out = 0, []
+    environments: list[str] = []
     for token in tokens:
         depth += {"begin": 1, "end": -1}.get(token[0], 0)
+        if token[0] == "begin":
+            environments.append(token[1])
+        elif token[0] == "end" and environments:
+            environments.pop()
+        elif token[0] == "cell" and environments and environments[-1] in LINES:
+            continue
         out.append(("sep", ",", token[2]) if token[0] == "row" and depth == 0 else token)
     return out

@@ -175,6 +175,26 @@ class Suffix(Cursor):
             left = left.args[0]
         return Node("qty", units.combine(parts), (left,))
 
+    def unit_fraction(self, left: Node) -> Node | None:
+        """10 \\frac{\\text{m}}{\\text{s}}"""
+        start = self.pos
+        keys: list[units.Key] = []
+        self.pos += 1
+        for _ in range(2):
+            self.accept("open", "{")
+            if not self.at("word"):
+                break
+            part = self.units(num(1))
+            if part is None or part.kind != "qty":
+                break
+            keys.append(part.value)
+            self.accept("close", "}")
+        if len(keys) != 2:
+            self.pos = start
+            return None
+        (top, p, q), (bottom, r, s) = keys
+        return Node("qty", units.combine([(top, units.F(p, q), 1), (bottom, units.F(r, s), -1)]), (left,))
+
     def is_noun(self, word: str, left: Node, sign: int) -> bool:
         plural = len(word) > 2 and word.endswith("s") and not word.endswith("ss")
         return plural or ((left == _ONE or sign == -1) and not self.at("word"))
@@ -211,6 +231,10 @@ class Suffix(Cursor):
         if spelled:
             return num(words.number(spelled) or 0)
         word = self.peek()[1]
+        if word in ("USD", "EUR", "GBP") and self.peek(1)[0] == "num":
+            self.pos += 1
+            bases, _ = units.UNITS[word]
+            return Node("qty", (bases, 1, 1), (self.expression(40),))
         if word.lower() == "infinity":
             self.pos += 1
             return INF

@@ -83,6 +83,8 @@ def neg(arg: Node) -> Node:
     if arg.kind == "num":
         p, q, places = arg.value
         return Node("num", (-p, q, places))
+    if arg.kind in ("qty", "percent", "degree"):  # -$5 is minus five, in dollars
+        return Node(arg.kind, arg.value, (neg(arg.args[0]),))
     return Node("neg", None, (arg,))
 
 
