@@ -40,7 +40,7 @@ def identity(name: str, user_files: Sequence[Path | str] = (), args: Mapping[str
     """Everything of one verifier's version. Raises ConfigError for an unknown name or what cannot be hashed."""
     if name in catalog.BUILT_IN:
         definition = catalog.check(name, args or {})
-        return {**_row(definition, "built in"), **versions.describe(definition, args or {})}
+        return {**_row(definition, "built in"), **versions.describe(definition, args or {}, sources=True)}
     part = RewardPart(members=(Member(use=name, args=dict(args or {})),))
     with LocalJudge(part, origins=[origin_named(f) for f in user_files], spares=0) as judge:
         entry = judge.described.get(name, {})

@@ -120,16 +120,16 @@ class LocalJudge:
         return self._remote
 
     def identity(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The parts of a verifier's version digest, as ``versions.describe`` gives them."""
-        return self._describe(self._use(name, args))
+        """The parts of a verifier's version digest and its canonical source, as ``versions.describe`` gives them."""
+        return self._describe(self._use(name, args), sources=True)
 
-    def _describe(self, use: _Use) -> Mapping[str, Any]:
+    def _describe(self, use: _Use, *, sources: bool = False) -> Mapping[str, Any]:
         """The parts of a verifier's identity; a user's code is read in the child alone."""
         if use.entry is None:
             from jurat.verifiers.versions import describe
 
-            return describe(catalog.check(use.spec.name, use.spec.args), use.spec.args)
-        request = {"op": "identify", "name": use.spec.name, "args": dict(use.spec.args)}
+            return describe(catalog.check(use.spec.name, use.spec.args), use.spec.args, sources=sources)
+        request = {"op": "identify", "name": use.spec.name, "args": dict(use.spec.args), "sources": sources}
         outcome = self._started().submit(Task(request=request, deadline=self._limits.start_seconds)).result()
         if isinstance(outcome, Answered) and "result" in outcome.reply:
             found: Mapping[str, Any] = outcome.reply["result"]
@@ -244,7 +244,7 @@ class LocalJudge:
         started = time.perf_counter()
         try:
             raw = use.call(problem, text, finish=finish) if use.wants_finish else use.call(problem, text)
-            verdict = verdicts.as_verdict(use.spec.name, "outcome", raw)
+            verdict = raw if isinstance(raw, Verdict) else verdicts.as_verdict(use.spec.name, "outcome", raw)
         except Exception as fault:
             trace = "".join(traceback.format_exception(fault, limit=-6))[-3000:]
             verdict = verdicts.error(f"{use.spec.name} raised {type(fault).__name__}: {fault}", trace=trace)

@@ -38,7 +38,9 @@ def origin_of(definition: Definition) -> Origin:
         raise ConfigError(f"verifier {definition.name!r} has no file that a child could load", where=where, fix=WAY_OUT)
     spec = getattr(module, "__spec__", None)
     importable = spec is not None and spec.name == module.__name__ and _findable(module.__name__, file)
-    return Origin(kind="module" if importable else "file", value=module.__name__ if importable else file, path=import_path())
+    return Origin(
+        kind="module" if importable else "file", value=module.__name__ if importable else file, path=import_path()
+    )
 
 
 def import_path() -> tuple[str, ...]:

@@ -191,7 +191,8 @@ class Worker:
     def _identify(self, request: dict[str, Any]) -> dict[str, Any]:
         from jurat.verifiers.versions import describe
 
-        return describe(catalog.check(request["name"], request["args"]), request["args"])
+        definition = catalog.check(request["name"], request["args"])
+        return describe(definition, request["args"], sources=request["sources"])
 
     def _verifier(self, name: str, args: dict[str, Any]) -> tuple[Definition, Target]:
         key = repr((name, sorted(args.items())))
