@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("api", "datasets", "engine", "migrations", "platform", "trainers", "verifiers")
 CI = bool(os.environ.get("CI"))
-SKIPPABLE = re.compile(r"\bGPU\b|\bCUDA\b|\.\./shared|JURAT_(CASES|PARITY|SHARED)|\binitdb\b", re.IGNORECASE)
+SKIPPABLE = re.compile(r"\bGPU\b|\bCUDA\b|\bTRL\b|\.\./shared|JURAT_(CASES|PARITY|SHARED)|\binitdb\b", re.IGNORECASE)
 """Reasons that may skip a test in CI: hardware, case sets, a PostgreSQL server: what no pip installs. Others fail."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two processes with two threads each wait for one another
@@ -51,6 +52,14 @@ def cases() -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def subnormal_numbers() -> Iterator[None]:
+    """The engine flushes subnormal numbers to zero in its process; the next test has them again."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(os.environ["JURAT_HOME"], ignore_errors=True)
 
@@ -64,7 +73,7 @@ def _fail_if_skipped(report: Any) -> None:
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     if not SKIPPABLE.search(reason):
         report.outcome = "failed"
-        report.longrepr = f"skipped in CI, where only GPUs and ../shared may be missing: {reason}"
+        report.longrepr = f"skipped in CI, where only GPUs, TRL and ../shared may be missing: {reason}"
 
 
 @pytest.hookimpl(wrapper=True)
