@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from jurat.datasets.load import ProblemSet
 from jurat.engine import checkpoint as checkpointing
 from jurat.engine import local, models
 from jurat.platform.canonical import digest
-from jurat.platform.errors import ConfigError, DataError, JuratError, RewardDrift
+from jurat.platform.errors import ConfigError, DataError, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import GroupSource, Judge, Reporter
 from jurat.platform.recipe import SFT, Data, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
@@ -98,7 +98,8 @@ def train(
             outcome = asyncio.run(launch.stages(prepared))
         except BaseException as error:
             first = _first(error)
-            store.set_state(run, "interrupted" if isinstance(first, KeyboardInterrupt) else "failed", str(first))
+            with suppress(RunFailed):  # a database that does not answer must not hide what happened
+                store.set_state(run, "interrupted" if isinstance(first, KeyboardInterrupt) else "failed", str(first))
             raise first from None if isinstance(first, JuratError) else error
         store.set_state(run, outcome.state)  # type: ignore[arg-type]
     return outcome
@@ -239,11 +240,7 @@ class _Stage:
                 versions={**identity, "engine": dict(engine.info)},
             )
             ledger = leaving.enter_context(
-                closing(
-                    RunLedger(
-                        launch.store, launch.run, self.name, segment, launch.run.folder, texts=recipe.tracking.texts
-                    )
-                )
+                RunLedger(launch.store, launch.run, self.name, segment, launch.run.folder, texts=recipe.tracking.texts)
             )
             learners = {"policy": engine.learner}
             algorithm = build_algorithm(recipe)
