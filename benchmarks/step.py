@@ -62,10 +62,11 @@ settings = GRPOConfig(
 )
 class Clock(TrainerCallback):
     def on_step_begin(self, *a, **k):
-        self.began = time.perf_counter()
+        self.began, self.used = time.perf_counter(), time.process_time()
     def on_step_end(self, *a, **k):
         phases["step"].append(time.perf_counter() - self.began)
-phases = {"step": [], "sample": []}
+        phases["cpu"].append(time.process_time() - self.used)
+phases = {"step": [], "cpu": [], "sample": [], "forward_backward": []}
 trainer = GRPOTrainer(model=job["model"], reward_funcs=reward, args=settings, train_dataset=data, callbacks=[Clock()])
 generate = trainer._generate
 def timed(*a, **k):
@@ -78,7 +79,7 @@ step = trainer.training_step
 def whole(*a, **k):
     began = time.perf_counter()
     out = step(*a, **k)
-    phases.setdefault("forward_backward", []).append(time.perf_counter() - began - phases["sample"][-1])
+    phases["forward_backward"].append(time.perf_counter() - began - phases["sample"][-1])
     return out
 trainer.training_step = whole
 trainer.train()
@@ -105,12 +106,12 @@ def jurat_side(job: Mapping[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     asked = [engine.tokenizer.encode_prompt([Message(role="user", content=q)]) for q in job["questions"][:prompts]]
     phases: dict[str, list[float]] = {
-        name: [] for name in ("step", "sample", "forward_backward", "optimizer", "publish")
+        name: [] for name in ("step", "sample", "forward_backward", "optimizer", "publish", "cpu")
     }
     reports = []
 
     async def step(number: int) -> None:
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         sampling = Sampling(max_new_tokens=length)
         requests = [
             Request(rollout_id=f"{g}.{n}", prompt=prompt, sampling=sampling, seed=number * 997 + g * 31 + n)
@@ -139,6 +140,7 @@ def jurat_side(job: Mapping[str, Any]) -> dict[str, Any]:
             "sample": sampled - began,
             **report.seconds,
             "publish": ended - learned,
+            "cpu": time.process_time() - used,
         }.items():
             phases[name].append(seconds)
         reports.append(report)
@@ -197,29 +199,28 @@ def run(python: str, code: list[str], job: Mapping[str, Any]) -> dict[str, Any]:
     from jurat.engine.threads import recommended_env
 
     env = {**os.environ, "OMP_NUM_THREADS": str(job["threads"]), "HF_HUB_OFFLINE": "1", **recommended_env()}
-    before = os.times()
-    began = time.perf_counter()
     done = subprocess.run([python, *code, json.dumps(job)], env=env, capture_output=True, text=True)
     results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode or not results:
         raise SystemExit(f"{python} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    after, wall = os.times(), time.perf_counter() - began
     found: dict[str, Any] = json.loads(results[0].removeprefix("RESULT "))
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    return {**found, "cores used": round(used / wall, 2)}
+    return found
 
 
 def row(name: str, found: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """One line of the report: medians without the first step."""
     prompts, samples, length = job["workload"]
-    tokens = prompts * samples * length
-    middle = {phase: statistics.median(times[1:]) for phase, times in found["phases"].items() if times}
+    tokens, phases = prompts * samples * length, found["phases"]
+    middle = {phase: statistics.median(times[1:]) for phase, times in phases.items()}
     return {
-        "side": name, **{f"{phase} s": round(seconds, 2) for phase, seconds in middle.items()},
+        "side": name,
+        **{f"{phase} s": round(seconds, 2) for phase, seconds in middle.items() if phase != "cpu"},
         "sampled tokens/s": round(tokens / middle["sample"]),
         "trained tokens/s": round(tokens / middle["forward_backward"]),
-        "peak GiB": round(found["peak"], 2), "cores used": found["cores used"],
-        "steps s": [round(seconds, 2) for seconds in found["phases"]["step"]],
-    }  # fmt: skip
+        "peak GiB": round(found["peak"], 2),
+        "cores used": round(sum(phases["cpu"][1:]) / sum(phases["step"][1:]), 2),
+        "steps s": [round(seconds, 2) for seconds in phases["step"]],
+    }
 
 
 def main() -> None:
@@ -264,7 +265,7 @@ def main() -> None:
                     if "jurat" not in steps:
                         continue
                     floor = run(sys.executable, [*own, "floor"], {**job, "ours": ours})
-                    parts = {key: round(value, 3) for key, value in floor.items() if key != "cores used"}
+                    parts = {key: round(value, 3) for key, value in floor.items()}
                     whole = sum(parts.values())
                     print(
                         json.dumps(
