@@ -51,6 +51,8 @@ NEEDED_BYTES = 2 * 2**30
 """Free disk space below which a run of SmolLM2 cannot keep two checkpoints."""
 TRIAL_SECONDS = 300
 KILL_DEADLINE = 0.5
+GONE_SECONDS = 5.0
+"""From a process's deadline to the moment when the system must have done away with it."""
 
 
 class Absent(Exception):
@@ -295,6 +297,8 @@ def check_deadline() -> str:
                     where="judge",
                     fix="report this",
                 )
+            while _lives(pid) and time.perf_counter() - began < KILL_DEADLINE + GONE_SECONDS:
+                time.sleep(0.02)  # it was killed; the system may still be at it
             if _lives(pid):
                 raise Wrong(f"process {pid} lives on after its deadline", where="judge", fix="report this")
     return f"process {pid} was killed at its deadline of {KILL_DEADLINE} s; the verdict came after {took:.1f} s"

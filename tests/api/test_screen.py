@@ -113,7 +113,8 @@ def test_panel_fits_and_says_everything(width: int) -> None:
         for expected in (
             "ETA 3:12", "reward      1.100 ± 0.488", "▁", "best 1.100", "length      0.900  undecided 2 %",
             "without signal 38 %", "7.4 an answer  longest 16 of 16  cut 3 %", "253 tokens/s sampled",
-            "logprob diff 0.0021  entropy 0.81  grad norm 1.23", "500 tokens/s trained", "sample 1.9 s", "accuracy 0.100 → 0.440 [0.390, 0.490] at step 12",
+            "logprob diff 0.0021  entropy 0.81  grad norm 1.23", "500 tokens/s trained",
+            "sample 1.9 s", "accuracy 0.100 → 0.440 [0.390, 0.490] at step 12",
         ):  # fmt: skip
             assert expected in text, text
 
