@@ -241,7 +241,7 @@ class _Bundle:
         asked = torch.bmm(q, self.prompt_keys[layer])
         if self.ragged:
             asked.view(groups, kv, -1, width).add_(self.bias)
-        own = torch.bmm(q.view(groups * kv * per, -1, d), self.keys[layer, :, :, :reach])
+        own = torch.bmm(q.reshape(groups * kv * per, -1, d), self.keys[layer, :, :, :reach])
         scores = torch.cat([asked.view(-1, width), own.view(-1, reach)], dim=1)
         scores[:, width + self.own + 1 :] = -math.inf
         shares = scores.softmax(-1, dtype=torch.float32).to(self.dtype).view(groups * kv, -1, width + reach)
