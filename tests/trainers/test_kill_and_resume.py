@@ -42,6 +42,9 @@ NAMED = [
     "checkpoint.after_rename:3",
 ]
 
+QUICK = ("rollouts.mid_write:2", "loop.between_update_and_publish:5", "checkpoint.before_rename:3")
+"""The points of `make test`; `make soak` takes all, and ten random moments."""
+
 
 def command(home: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "jurat", "--home", str(home), "train", *arguments]
@@ -121,7 +124,9 @@ def uninterrupted(tmp_path_factory, recipe) -> tuple[str, list[tuple]]:
     return weights, rows
 
 
-@pytest.mark.parametrize("fault", NAMED)
+@pytest.mark.parametrize(
+    "fault", [fault if fault in QUICK else pytest.param(fault, marks=pytest.mark.soak) for fault in NAMED]
+)
 def test_killed_at_a_named_point(fault, recipe, uninterrupted, tmp_path):
     process = start(tmp_path, recipe, JURAT_FAULT=fault)
     _, said = process.communicate(timeout=120)
