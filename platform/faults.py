@@ -1,7 +1,7 @@
 """Named fault points, so that tests can kill a real process at an exact moment. Without ``JURAT_FAULT`` they do nothing.
 
 ``JURAT_FAULT=name`` kills the process (SIGKILL) at the first visit of the point, ``name:3`` at the third,
-``name:3:STOP`` sends SIGSTOP instead.
+``name:3:STOP`` sends SIGSTOP instead (any signal's name).
 """
 
 from __future__ import annotations
