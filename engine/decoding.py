@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Protocol
 
 import numpy as np
@@ -203,27 +204,27 @@ class Decoding:
         """Let whole groups in while they fit; a group larger than the batch goes in parts."""
         if self._live and not self.decoder.refills:
             return
-        free, taken = self.max_concurrent - len(self._live), list[Row]()
-        while self._waiting and len(taken) < free:
-            group = self._next_group()
-            if len(taken) + len(group) > free and (self._live or taken):
+        free, entering = self.max_concurrent - len(self._live), list[Row]()
+        while len(entering) < min(free, len(self._waiting)):
+            group = self._group_after(len(entering))
+            if len(entering) + len(group) > free and (self._live or entering):
                 break
-            group = group[: free - len(taken)]
-            for _ in group:
-                self._waiting.popleft()
-            taken += [row for row in group if not row.cancelled]
+            entering += group[: free - len(entering)]
+        taken = [row for row in entering if not row.cancelled]
         if taken:
-            prompts = [_so_far(row) for row in taken]
-            found = self.decoder.admit(prompts, self._draws(taken))
+            found = self.decoder.admit([_so_far(row) for row in taken], self._draws(taken))
+        for _ in entering:  # only now: had the model raised, they would still be waiting for an answer
+            self._waiting.popleft()
+        if taken:
             self._live += taken
             self._add(taken, *found)
 
-    def _next_group(self) -> list[Row]:
-        prompt, group = self._waiting[0].request.prompt, []
-        for row in self._waiting:
-            if row.request.prompt is not prompt and not np.array_equal(row.request.prompt, prompt):
-                break
-            group.append(row)
+    def _group_after(self, count: int) -> list[Row]:
+        """The waiting rows after the first ``count`` that have one prompt."""
+        rows = islice(self._waiting, count, None)
+        group = [next(rows)]
+        prompt = group[0].request.prompt
+        group += takewhile(lambda row: np.array_equal(row.request.prompt, prompt), rows)
         return group
 
     def _draws(self, rows: Sequence[Row]) -> Draws:

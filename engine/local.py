@@ -130,13 +130,14 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
 
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         kind = json.loads((folder / "config.json").read_text()).get("model_type")
         raise ModelError(
             f"transformers cannot load this {kind!r} model: {str(error).splitlines()[0]}",

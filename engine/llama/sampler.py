@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -126,30 +127,47 @@ class LlamaDecoder:
     # ---- inside ----
 
     def _prefill(self, prompts: Sequence[IntArray], counts: Sequence[int]) -> tuple[Tensor, _Bundle]:
-        """(logits [G, V] after each prompt, the bundle); padding enters attention, not the products."""
+        """(logits [G, V] after each prompt, the bundle). Tokens that all prompts begin with (a system turn) run once.
+
+        Rows of the products are the common beginning, then what each prompt has of its own; only attention is padded.
+        """
         shape, device = self.shape, self.device
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        width = int(lengths.max())
-        here = torch.arange(width, device=device) < lengths[:, None]
-        tokens = torch.cat([torch.from_numpy(prompt) for prompt in prompts]).to(device)
-        bundle = _Bundle(shape, lengths, counts, layers=len(self._layers), dtype=self.dtype)
-        self._grow_turns(width)
-        turns = self._turns[:width].expand(len(prompts), -1, -1)[here][:, None]
         queries, kv = shape.heads, shape.kv_heads
+        common = _common(prompts)
+        own = torch.tensor([len(prompt) - common for prompt in prompts], device=device)
+        width = int(own.max())
+        bundle = _Bundle(shape, own + common, counts, layers=len(self._layers), dtype=self.dtype)
+        here = torch.arange(width, device=device) < own[:, None]
+        places = torch.arange(common + width, device=device)
+        seen = places <= places[common:, None]  # [own tokens, all tokens]
+        tokens = torch.from_numpy(np.concatenate([prompts[0][:common], *(p[common:] for p in prompts)])).to(device)
+        self._grow_turns(common + width)
+        turns = torch.cat([self._turns[:common], self._turns[common + here.nonzero()[:, 1]]])[:, None]
         x = self._embed[tokens].float()
-        last = lengths.cumsum(0) - 1
+        last = common + own.cumsum(0) - 1
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv(self._normed(x, layer.norm1)).view(len(x), -1, shape.head_dim)
-            padded = torch.zeros(len(prompts), width, *qkv.shape[1:], dtype=self.dtype, device=device)
-            padded[here] = torch.cat([_turned(qkv[:, : queries + kv], turns), qkv[:, queries + kv :]], dim=1).to(padded)
-            padded = padded.transpose(1, 2)  # [G, heads, P, d]
-            q, k, v = padded.split((queries, kv, kv), dim=1)
+            turned = _turned(qkv[:, : queries + kv], turns)
+            qkv = torch.cat([turned.to(self.dtype), qkv[:, queries + kv :]], dim=1)
+            padded = qkv.new_zeros(len(prompts), width, *qkv.shape[1:])
+            padded[here] = qkv[common:]
+            before = qkv[None, :common].transpose(1, 2)  # [1, heads, common tokens, d]
+            q, *own_kv = padded.transpose(1, 2).split((queries, kv, kv), dim=1)
+            first, *common_kv = before.split((queries, kv, kv), dim=1)
+            k, v = (
+                torch.cat([a.expand(len(prompts), -1, -1, -1), b], dim=2)
+                for a, b in zip(common_kv, own_kv, strict=True)
+            )
             bundle.store_prompt(index, k, v)
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=queries != kv)
-            mixed = mixed.transpose(1, 2)[here].view(len(x), -1)
+            grouped = queries != kv
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=1.0, enable_gqa=grouped)
+            mixed = mixed.transpose(1, 2)[here]
             if index == len(self._layers) - 1:  # nothing reads the other positions any more
-                x, mixed = x[last], mixed[last]
-            x += layer.o(mixed)
+                x, mixed = x[last], mixed[own.cumsum(0) - 1]
+            elif common:
+                start = F.scaled_dot_product_attention(first, *common_kv, is_causal=True, scale=1.0, enable_gqa=grouped)
+                mixed = torch.cat([start[0].transpose(0, 1), mixed])
+            x += layer.o(mixed.flatten(1))
             x += self._mlp(layer, x)
         return self._head(self._normed(x, self._norm)), bundle
 
@@ -285,6 +303,15 @@ class _Bundle:
         more = self.keys.new_zeros(*self.keys.shape[:3], max(OWN_STEP, self.own))
         self.keys = torch.cat([self.keys, more], dim=3)
         self.values = torch.cat([self.values, more.transpose(2, 3)], dim=2)
+
+
+def _common(prompts: Sequence[IntArray]) -> int:
+    """How many tokens all prompts begin with, leaving each at least one of its own; 0 for a single prompt."""
+    if len(prompts) == 1:
+        return 0
+    shortest = min(len(prompt) for prompt in prompts) - 1
+    differs = np.any([prompt[:shortest] != prompts[0][:shortest] for prompt in prompts], axis=0)
+    return int(differs.argmax()) if differs.any() else shortest
 
 
 def _paired(qkv: Tensor, shape: Shape) -> Tensor:

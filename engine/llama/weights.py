@@ -275,9 +275,12 @@ class FlatWeights:
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of every safetensors file of an HF folder, one in memory at a time."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     for path in weight_files(folder):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
-                yield name, file.get_tensor(name)
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (not a mapping)
+                    yield name, file.get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(f"damaged weights: {error}", where=str(path), fix="fetch the model again") from error
