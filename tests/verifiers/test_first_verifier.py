@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import os
 import re
 import shlex
 import subprocess
@@ -11,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from jurat.api import cli
 
 PAGE = Path(__file__).parents[2] / "docs" / "first-verifier.md"
 BLOCK = re.compile(r"^```(\w+) ?([\w.]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -21,7 +22,9 @@ SHORTER = [
 """For the page's training command: two steps a stage show that it works."""
 
 
-def test_the_page_does_what_it_says(tmp_path):
+def test_the_page_does_what_it_says(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JURAT_HOME", str(tmp_path / ".jurat"))
     checker = doctest.OutputChecker()
     ran = []
     for kind, name, text in BLOCK.findall(PAGE.read_text()):
@@ -29,24 +32,23 @@ def test_the_page_does_what_it_says(tmp_path):
             (tmp_path / name).write_text(text)
         elif kind == "console":
             for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
-                got = run(command, tmp_path)
+                got = run(command, capfd)
                 assert checker.check_output(shown, got, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE), (
                     f"$ {command}\nthe page says:\n{shown}\nbut it printed:\n{got}"
                 )
                 ran.append(command.split()[1])
     assert ran.count("audit") == 2 and {"verify", "verifiers", "train", "rollouts"} <= set(ran)
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "test_my_rules.py"], cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stdout.decode()
+    run("python -m pytest -q -p no:cacheprovider test_my_rules.py", capfd)
 
 
-def run(command: str, folder: Path) -> str:
+def run(command: str, capfd: pytest.CaptureFixture[str]) -> str:
     """What a command of the page prints; each must succeed."""
     words = shlex.split(command)
     if words[:2] == ["jurat", "train"]:
         pytest.importorskip("torch", reason="the page's training needs the extra `train`")
         words += SHORTER
-    called = [sys.executable, *(["-m", "jurat"] if words[0] == "jurat" else []), *words[1:]]
-    env = {**os.environ, "JURAT_HOME": str(folder / ".jurat"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(called, cwd=folder, capture_output=True, text=True, env=env, timeout=120)
-    assert done.returncode == 0, f"$ {command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    capfd.readouterr()
+    code = cli.run(words[1:]) if words[0] == "jurat" else subprocess.run([sys.executable, *words[1:]]).returncode
+    out, err = capfd.readouterr()
+    assert code == 0, f"$ {command}\n{out}\n{err}"
+    return out
