@@ -48,6 +48,13 @@ Resume = Annotated[
 RunName = Annotated[
     str | None, typer.Option(metavar="NAME", help="Name of the new run; made up if not given.", show_default=False)
 ]
+ResumeDatabase = Annotated[
+    str | None,
+    typer.Option(
+        "--database", envvar="JURAT_DATABASE", show_default=False,
+        help="With --resume: SQLAlchemy URL, if the recipe's tracking.database is not the default.",
+    ),
+]  # fmt: skip
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check recipe, data, gold answers and model; train nothing.")]
 
 
@@ -57,6 +64,7 @@ def train(
     resume: Resume = None,
     run_id: RunName = None,
     dry_run: DryRun = False,
+    database: ResumeDatabase = None,
     as_json: terminal.AsJson = False,
 ) -> None:
     """Train a model by a recipe.
@@ -93,13 +101,19 @@ def train(
             from jurat.trainers import launch
 
             outcome = launch.train(
-                parsed, home=terminal.home(), base=base, reporter=screen, run_id=run_id, resume=resume
+                parsed,
+                home=terminal.home(),
+                base=base,
+                reporter=screen,
+                run_id=run_id,
+                resume=resume,
+                database=database,
             )
         except JuratError as error:
             screen.stop()
             _failed(error, screen.progress(), as_json=as_json)
             raise typer.Exit(error.exit_code) from None
-    _ended(outcome, parsed.tracking.database if parsed else None, as_json=as_json)
+    _ended(outcome, parsed.tracking.database if parsed else database, as_json=as_json)
     if outcome.state == "interrupted":
         raise typer.Exit(130)
 

@@ -286,6 +286,7 @@ class LiveScreen:
 
     def __enter__(self) -> Self:
         self._live.start()
+        self._console.show_cursor(True)  # a process that is killed cannot give the cursor back
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -63,14 +63,16 @@ def train(
     reporter: Reporter,
     run_id: str | None = None,
     resume: str | None = None,
+    database: str | None = None,
 ) -> Outcome:
-    """Run a recipe to its end, or go on with run ``resume`` by its own recipe (``recipe`` is then None).
+    """Run a recipe to its end, or go on with run ``resume`` by its own recipe (``recipe`` is then None), which is looked
+    for in ``database`` (a SQLAlchemy URL; None: that of the home folder).
 
     Ctrl-C once: checkpoint and stop; twice: stop now. Raises JuratError; the run is then recorded as failed.
     """
     if (recipe is None) == (resume is None):
         raise ConfigError("give a recipe or a run to resume, not both", where="jurat train")
-    store = Store.open(recipe.tracking.database if recipe else None, home)
+    store = Store.open(recipe.tracking.database if recipe else database, home)
     found = None if resume is None else store.run(resume)
     if found is not None:
         recipe, base = Recipe.model_validate(found.recipe), Path(found.meta["base"])

@@ -106,12 +106,14 @@ def train(
     home: str | Path | None = None,
     run_id: str | None = None,
     resume: str | None = None,
+    database: str | None = None,
     reporter: Reporter | None = None,
 ) -> Run:
     """Train by a recipe and return a handle of the run; the same as ``jurat train`` on the command line.
 
     ``recipe``: the name of one that ships, a YAML file, or a Recipe. ``overrides``: dotted keys, as in
-    ``{"algorithm.name": "rloo", "optim.lr": 1e-5}``. ``resume``: a run to go on with, in place of a recipe.
+    ``{"algorithm.name": "rloo", "optim.lr": 1e-5}``. ``resume``: a run to go on with, in place of a recipe; it is looked
+    for in ``database`` (a SQLAlchemy URL) where its recipe's ``tracking.database`` is not the default.
     ``reporter``: who is told of each step; one line a step on stderr where None.
 
     Raises JuratError: ConfigError before anything is loaded, RunFailed when the run cannot go on. Ctrl-C once makes a
@@ -140,14 +142,16 @@ def train(
     told = reporter or LineScreen()
 
     def go() -> launch.Outcome:
-        return launch.train(given, home=place, base=base, reporter=told, run_id=run_id, resume=resume)
+        return launch.train(
+            given, home=place, base=base, reporter=told, run_id=run_id, resume=resume, database=database
+        )
 
     if _loop_runs():
         with ThreadPoolExecutor(1, thread_name_prefix="jurat-train") as pool:
             outcome = pool.submit(go).result()
     else:
         outcome = go()
-    return Run(outcome.run, home=place, database=given.tracking.database if given else None)
+    return Run(outcome.run, home=place, database=given.tracking.database if given else database)
 
 
 def _loop_runs() -> bool:
