@@ -51,7 +51,7 @@ def math(
     read = found.extracted if found.extracted is not None else completion if form == "answer" else ""
     evidence = {
         "gold_norm": found.gold_norm, "answer_norm": found.answer_norm, "gold_type": found.gold_type,
-        "answer_type": found.answer_type, "conversions": list(found.conversions), "span": found.span,
+        "answer_type": found.answer_type, "conversions": list(found.conversions), "span": list(found.span or ()),
     }  # fmt: skip
     kept = {key: value[:500] if isinstance(value, str) else value for key, value in evidence.items() if value}
     return Verdict.of(
