@@ -4,7 +4,7 @@ A row is ``{id, gold, pred, expected, form, policy}``: ``expected`` true if the 
 bare answer) or "text" (a completion, whose gold is text too unless ``gold_form`` is "answer"); rows marked ``policy``
 (a convention decides), ``adaptive`` (made to fool a grader) or ``disputed`` are counted apart; ``category``, or any
 other column, may group the table. Times are work time of one verdict, queueing excluded. ``pred_parts: [[text, times],
-...]`` stands for a long ``pred``.
+...]`` stands for a long ``pred``; ``expected: null`` takes any verdict; one slower than the row's ``max_ms`` is ``late``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Case:
     id: str
     gold: str
     pred: str
-    expected: bool
+    expected: bool | None
+    """None: any verdict will do, as long as there is one in time."""
     form: str = "answer"
     gold_form: str = "answer"
     prompt: str = ""
@@ -66,10 +67,12 @@ class Tally:
     """Rows over the sum of their work times: one core."""
     wrong: tuple[str, ...]
     """Ids of all rows not judged as expected."""
+    late: tuple[str, ...]
+    """Ids of the rows that took longer than their ``max_ms``."""
 
     def to_json(self) -> dict[str, Any]:
         out = {name: getattr(self, name) for name in self.__slots__}
-        return {**out, "wrong": list(self.wrong)}
+        return {**out, "wrong": list(self.wrong), "late": list(self.late)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +137,7 @@ def case_of(row: Any, *, where: str, default_id: str = "") -> Case:
                 f"'pred_parts' must be [[text, times], ...], got {row['pred_parts']!r:.60}", where=where
             ) from None
     for key, kind in (("gold", str), ("pred", str), ("expected", bool)):
-        if not isinstance(row.get(key), kind):
+        if not isinstance(row.get(key), kind) and not (key == "expected" and row.get(key, 0) is None):
             got = f"got {row[key]!r:.60}" if key in row else "it is missing"
             raise DataError(f"{key!r} must be a {kind.__name__}: {got}", where=where, fix=f"give every row a {key!r}")
     if row.get("form", "answer") not in ("answer", "text"):
@@ -218,6 +221,8 @@ def agrees(case: Case, verdict: Verdict) -> bool:
 
     A gold that is refused (``bad_gold``) accepts nothing, which is right where nothing should be accepted.
     """
+    if case.expected is None:
+        return True
     if verdict.status == "bad_gold":
         return not case.expected
     return verdict.score is not None and (verdict.score == 1.0) == case.expected
@@ -231,13 +236,18 @@ def tally(rows: Sequence[tuple[Case, Verdict]]) -> Tally:
     decided = [(case, verdict) for case, verdict in wrong if verdict.score is not None]
     return Tally(
         n=len(rows), accuracy=1 - len(wrong) / len(rows) if rows else 1.0,
-        false_positives=sum(not case.expected for case, _ in decided),
-        false_negatives=sum(case.expected for case, _ in decided),
+        false_positives=sum(case.expected is False for case, _ in decided),
+        false_negatives=sum(case.expected is True for case, _ in decided),
         undecided=sum(verdict.score is None for _, verdict in rows),
         timeouts=sum(verdict.status == "timeout" for _, verdict in rows),
         p50_ms=p50, p90_ms=p90, p99_ms=p99, per_second=len(rows) / max(float(seconds.sum()), 1e-9) if rows else 0.0,
-        wrong=tuple(case.id for case, _ in wrong),
+        wrong=tuple(case.id for case, _ in wrong), late=tuple(case.id for case, verdict in rows if _late(case, verdict)),
     )  # fmt: skip
+
+
+def _late(case: Case, verdict: Verdict) -> bool:
+    limit = case.columns.get("max_ms")
+    return isinstance(limit, (int, float)) and 1e3 * verdict.seconds > limit
 
 
 def gate(result: Audit, *, min_accuracy: float | None = None, max_fp: float | None = None) -> None:

@@ -26,7 +26,7 @@ from jurat.platform.recipe import Member, RewardPart
 from jurat.platform.registry import unknown
 from jurat.platform.types import Finish, Judgement, Problem, Verdict, VerifierSpec
 from jurat.verifiers import catalog, reward, verdicts
-from jurat.verifiers.pool import Answered, Limits, Origin, Outcome, Pool, Task
+from jurat.verifiers.pool import Answered, Broken, Limits, Origin, Outcome, Pool, Task
 from jurat.verifiers.registry import REGISTERED, Definition, Target
 from jurat.verifiers.shipping import import_path, origin_of
 
@@ -58,6 +58,7 @@ class LocalJudge:
         self._limits, self._spares = limits, spares
         self._pool: Pool | None = None
         self._lock = threading.Lock()
+        self._closed = False
         self._remote: dict[str, Mapping[str, Any]] = {}
         self._specs: dict[str, _Use] = {}
         self._cache = _Cache(cache)
@@ -256,6 +257,8 @@ class LocalJudge:
 
     def _started(self) -> Pool:
         with self._lock:
+            if self._closed:
+                raise RunFailed("this judge is closed", where="LocalJudge", fix="build another")
             if self._pool is None:
                 self._pool = Pool(self._origins, workers=self.part.workers, spares=self._spares, limits=self._limits)
             return self._pool
@@ -274,12 +277,13 @@ class LocalJudge:
 
     def _receive(self, items: list[_Item], attempt: int, outcome: Outcome) -> None:
         use = items[0].use
-        if not isinstance(outcome, Answered) and len(items) > 1 and outcome.kind != "closed":
+        again = not isinstance(outcome, Answered) and outcome.kind != "closed" and not self._closed
+        if again and len(items) > 1:
             # One of a batch broke the process: each alone, so that it costs its own verdict only.
             for item in items:
                 self._send([item], attempt + 1)
             return
-        if not isinstance(outcome, Answered) and outcome.kind in ONCE_MORE and attempt == 1:
+        if again and isinstance(outcome, Broken) and outcome.kind in ONCE_MORE and attempt == 1:
             self._send(items, attempt + 1)
             return
         for item, verdict in zip(items, _verdicts(use, outcome, len(items)), strict=True):
@@ -329,7 +333,7 @@ class LocalJudge:
     def close(self) -> None:
         """Kill the workers; what is unfinished ends as ``infra``. Idempotent."""
         with self._lock:
-            pool, self._pool = self._pool, None
+            pool, self._pool, self._closed = self._pool, None, True
         if pool is not None:
             pool.close()
 

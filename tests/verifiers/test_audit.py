@@ -114,6 +114,15 @@ def test_long_answers_in_parts():
     assert case_of({"gold": "1", "pred_parts": [["9", 3], ["x", 1]], "expected": False}, where="here").pred == "999x"
 
 
+def test_any_verdict_will_do_if_it_is_in_time():
+    rows = [
+        {"id": "any", "gold": "7", "pred": "x", "expected": None, "max_ms": 10_000},
+        {"id": "slow", "gold": "7", "pred": "7", "expected": True, "max_ms": 0},
+    ]
+    core = audit("number", cases_of(rows)).core
+    assert (core.n, core.wrong, core.late) == (2, (), ("slow",))
+
+
 def test_no_cases_and_no_column(file, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")

@@ -374,6 +374,9 @@ def test_closing_ends_everything():
     judge.close()
     waiting.join(5)
     assert result[0].status == "infra" and result[0].fault == "infra"
+    with pytest.raises(RunFailed, match="this judge is closed"):
+        judge.verdict(GOOD, "8")
+    judge.close()
     assert wait_for(lambda: not [p for p in pids if psutil.pid_exists(p)])
 
 

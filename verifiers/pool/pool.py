@@ -517,7 +517,14 @@ def _resolve(job: _Job, outcome: Outcome) -> None:
 
 
 def _exit_of(process: subprocess.Popen[bytes]) -> str:
-    """How it ended. The process is not reaped, so that its group can still be killed safely."""
+    """How it ended. Where the system can tell without reaping it, it is not reaped, so that its group is killed safely."""
+    if not hasattr(os, "waitid"):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.2)
+        ended_with = process.returncode
+        if ended_with is None or ended_with >= 0:
+            return f"with exit code {ended_with}"
+        return f"by {signal.Signals(-ended_with).name}"
     for _ in range(100):
         ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None:

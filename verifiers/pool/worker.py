@@ -204,10 +204,11 @@ class Worker:
 
     def _left_behind(self) -> bool:
         """True if a process that this task started is still there, running or not waited for."""
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return False
+        if hasattr(os, "waitid"):
+            try:
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return False
         return any(not _is_helper(pid) for pid in _children() - self._allowed)
 
 
