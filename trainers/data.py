@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from jurat.datasets.contamination import refuse_shared
 from jurat.datasets.load import ProblemSet, load_problems
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.ports import Reporter, Tokenizer
@@ -13,7 +14,7 @@ from jurat.platform.types import Problem, Sampling
 
 
 def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
-    """train, held_out and unseen of a recipe. Raises DataError for an empty set or one problem in two of them."""
+    """train, held_out and unseen of a recipe. Raises DataError for an empty set or one question in two of them."""
     sources = {"train": recipe.data.train, "held_out": recipe.data.held_out, "unseen": recipe.data.unseen}
     sets = {
         name: load_problems(source, recipe.prompt, base=base, split=name)
@@ -27,15 +28,9 @@ def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
                 where=source.source if (source := sources[name]) else name,
                 fix="jurat datasets check SOURCE says why rows were skipped",
             )
-    trained = {problem.id for problem in sets["train"].problems}
     for name in ("held_out", "unseen"):
-        both = [p for p in sets[name].problems if p.id in trained] if name in sets else []
-        if both:
-            raise DataError(
-                f"{len(both)} problems are in data.train and data.{name}, first: {both[0].messages[-1].content!r:.100}",
-                where=both[0].source,
-                fix="give them disjoint fractions, or another split",
-            )
+        if name in sets:
+            refuse_shared(sets["train"].problems, sets[name].problems, prompt=recipe.prompt)
     return sets
 
 

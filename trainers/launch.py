@@ -239,7 +239,11 @@ class _Stage:
                 stage_index=self.place,
                 first_step=first_step,
                 reward_digest=self.prepared.reward,
-                versions={**identity, "engine": dict(engine.info)},
+                versions={
+                    **identity,
+                    "engine": dict(engine.info),
+                    "manifests": {name: each.manifest.to_json() for name, each in sets.items()},
+                },
             )
             ledger = leaving.enter_context(
                 RunLedger(launch.store, launch.run, self.name, segment, launch.run.folder, texts=recipe.tracking.texts)

@@ -154,7 +154,7 @@ def test_a_gold_that_fails_its_own_verifier_is_named_with_its_row(tmp_path):
 
 def test_a_problem_in_two_sets_is_refused(tmp_path):
     source = jsonl(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": "4"})
-    with pytest.raises(DataError, match=r"2 problems are in data.train and data.held_out"):
+    with pytest.raises(DataError, match=r"2 of 2 held-out problems are trained on"):
         run(tmp_path, data={"train": {"source": source}, "held_out": {"source": source}})
 
 
