@@ -3,10 +3,9 @@
     python benchmarks/verifiers.py [--cases ../shared/cases/math] [--math-verify PYTHON] [--json FILE]
 
 `--math-verify` is the Python of an environment that has math-verify 0.9.0 (the `bench` extra); without it only jurat
-is measured. Math-Verify
-is asked as its authors do by default: gold and answer in `\\boxed{}` when they are bare, raw text otherwise, its own
-alarms on. Each grader
-gets the rows one by one; times are of one call, first come, nothing cached before.
+is measured. Math-Verify is asked as its authors do by default: gold and answer in `\\boxed{}` when they are bare, raw
+text otherwise, its own alarms on. Each grader gets the rows one by one; times are of one call, first come, nothing
+cached before.
 """
 
 from __future__ import annotations

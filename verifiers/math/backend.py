@@ -1,8 +1,7 @@
 """Exact rationals and balls: python-flint where it is installed, the standard library and mpmath where it is not.
 
 `Q` is a rational type; `ball` modules ask for `FLINT`. Without python-flint a warning says once that the math
-verifier is slower and that
-its numerical stage proves nothing.
+verifier is slower and that its numerical stage proves nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Ball arithmetic: enclosures of closed expressions and of expressions at a point.
 
 Disjoint enclosures prove two values different. Overlap proves nothing by itself: `separation` gives, for algebraic
-numbers, the precision
-at which overlap does prove equality (Burnikel, Funke, Mehlhorn, Schirra, Schmitt, "A separation bound for real
-algebraic expressions",
-ESA 2001: a non-zero E has |E| >= 1 / (l(E) u(E)^(D-1)), D the product of the root indices).
+numbers, the precision at which overlap does prove equality (Burnikel, Funke, Mehlhorn, Schirra, Schmitt, "A
+separation bound for real algebraic expressions", ESA 2001: a non-zero E has |E| >= 1 / (l(E) u(E)^(D-1)), D the
+product of the root indices).
 
 The working precision of python-flint is a process-wide setting, so evaluation holds a lock and restores the caller's
 precision.
@@ -59,8 +58,8 @@ class Precision:
 
 
 class Evaluator:
-    """Enclosures at the current precision. `log_base` is what a bare `log` means: "e" or "10". With `real`, roots and logarithms of
-    negative numbers are undefined."""
+    """Enclosures at the current precision. `log_base` is what a bare `log` means: "e" or "10". With `real`, roots and
+    logarithms of negative numbers are undefined."""
 
     def __init__(
         self, steps: Steps, at: Mapping[str, Any] | None = None, log_base: str = "10", real: bool = False

@@ -1,9 +1,8 @@
 """Characters: what a text may hold, and one spelling for each sign.
 
 `canonical` maps Unicode to LaTeX or ASCII by an explicit whitelist, removes dollars and outer markup, and refuses
-characters that can
-deceive (NUL, lone surrogates, bidirectional overrides). It never changes what the mathematics says; macros are the
-lexer's work.
+characters that can deceive (NUL, lone surrogates, bidirectional overrides). It never changes what the mathematics
+says; macros are the lexer's work.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from jurat.verifiers.math.exact import rational
 from jurat.verifiers.math.families import equal_families
 from jurat.verifiers.math.limits import TooLarge
 from jurat.verifiers.math.relations import equal_assignments, equal_relations
-from jurat.verifiers.math.tree import EMPTY, SCALARS, Node, walk
+from jurat.verifiers.math.signs import has_signs
+from jurat.verifiers.math.tree import EMPTY, SCALARS, Node
 from jurat.verifiers.math.values import equal_infinities, equal_values
 from jurat.verifiers.math.verdict import Context, Outcome
 
@@ -26,7 +27,7 @@ def equal(a: Node, b: Node, context: Context, depth: int = 0) -> Outcome:
         Undefined, TooLarge: of the scalar stages.
     """
     context.steps.spend()
-    if depth == 0:
+    if depth == 0 and "matrix" in context.kinds:
         a, b = linear.evaluated(a, context), linear.evaluated(b, context)
     direct = same_kind(a, b, context)
     if direct.equal or depth >= _MAX_CONVERSIONS:
@@ -52,7 +53,7 @@ def same_kind(a: Node, b: Node, context: Context) -> Outcome:
     """Equality without conversion; `type_mismatch` for two kinds that are not compared."""
     x, y = a.kind, b.kind
     if x in _PLAIN and y in _PLAIN:
-        if any(n.kind == "pm" for n in walk(a)) or any(n.kind == "pm" for n in walk(b)):
+        if "pm" in context.kinds and (has_signs(a) or has_signs(b)):
             return Outcome(a == b, "signs_differ" if a != b else "same_tree", a == b)
         return equal_values(a, b, context)
     if (

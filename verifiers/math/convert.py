@@ -1,14 +1,15 @@
-"""The conversion table: what may count as equal though the types differ. Named, ordered, and switchable by "
-"`Policy(off={...})`.
+"""The conversion table: what may count as equal though the types differ. Named, ordered, switchable by
+`Policy(off={...})`.
 
-A conversion rewrites (gold, answer) into a pair that may be comparable; it decides nothing itself. Symmetric ones
-work both ways round.
+A conversion rewrites a pair of trees into one that may be comparable; it decides nothing itself. All work both ways
+round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, permutations
 
 from jurat.verifiers.math import points, units, values
@@ -33,19 +34,33 @@ class Conversion:
     name: str
     what: str
     rule: Rule
-    symmetric: bool = True
+    kinds: str = ""
+    """Kinds of the first tree for which the rule can fire; any kind if empty."""
 
 
 def rewrites(gold: Node, answer: Node, context: Context) -> Iterator[tuple[str, Node, Node]]:
-    """Every pair that the enabled conversions offer, in the order of the table."""
-    for conversion in TABLE:
+    """Every pair that the enabled conversions offer, in the order of the table, gold and answer both ways round."""
+    for conversion, forward, backward in _applicable(gold.kind, answer.kind):
         if conversion.name in context.policy.off:
             continue
-        for g, a in conversion.rule(gold, answer, context):
-            yield conversion.name, g, a
-        if conversion.symmetric and gold != answer:
+        if forward:
+            for g, a in conversion.rule(gold, answer, context):
+                yield conversion.name, g, a
+        if backward and gold != answer:
             for a, g in conversion.rule(answer, gold, context):
                 yield conversion.name, g, a
+
+
+@lru_cache(maxsize=4096)
+def _applicable(gold: str, answer: str) -> tuple[tuple[Conversion, bool, bool], ...]:
+    """The conversions for two kinds: which, and whether each may fire from gold to answer and back."""
+    found = []
+    for conversion in TABLE:
+        kinds = conversion.kinds.split()
+        forward, backward = not kinds or gold in kinds, not kinds or answer in kinds
+        if forward or backward:
+            found.append((conversion, forward, backward))
+    return tuple(found)
 
 
 def _assignment_value(a: Node, b: Node, context: Context) -> Iterator[Pair]:
@@ -214,7 +229,7 @@ def _singleton_set(a: Node, b: Node, context: Context) -> Iterator[Pair]:
 
 
 def _plus_minus(a: Node, b: Node, context: Context) -> Iterator[Pair]:
-    if has_signs(a) or has_signs(b):
+    if "pm" in context.kinds and (has_signs(a) or has_signs(b)):
         x, y = expand(a), expand(b)
         if (x, y) != (a, b):
             yield x, y
@@ -455,37 +470,37 @@ def _written_out(node: Node) -> Node | None:
 
 
 TABLE: tuple[Conversion, ...] = (
-    Conversion("assignment_value", "x = 5 for 5", _assignment_value),
-    Conversion("chain_value", "7 + 5 = 12 for 12", _chain_value),
-    Conversion("equation_roots", "x^2 = 4 for x = 2 or x = -2", _equation_roots),
-    Conversion("membership", "x in S for S", _membership),
-    Conversion("relation_set", "x >= 2 for [2, oo)", _relation_set),
-    Conversion("set_braces", "1, 2 for {1, 2}", _set_braces),
-    Conversion("tuple_parentheses", "1, 2 for (1, 2)", _tuple_parentheses),
-    Conversion("bracket_list", "[1, 2] for 1, 2", _bracket_list),
-    Conversion("vector_brackets", "<1, 2> for (1, 2)", _vector_brackets),
-    Conversion("vector_matrix", "a column for a tuple, nested lists for a matrix", _vector_matrix),
-    Conversion("singleton_set", "{5} for 5", _singleton_set),
+    Conversion("assignment_value", "x = 5 for 5", _assignment_value, "rel"),
+    Conversion("chain_value", "7 + 5 = 12 for 12", _chain_value, "rel"),
+    Conversion("equation_roots", "x^2 = 4 for x = 2 or x = -2", _equation_roots, "rel"),
+    Conversion("membership", "x in S for S", _membership, "rel"),
+    Conversion("relation_set", "x >= 2 for [2, oo)", _relation_set, "rel list setop space tuple"),
+    Conversion("set_braces", "1, 2 for {1, 2}", _set_braces, "set setop"),
+    Conversion("tuple_parentheses", "1, 2 for (1, 2)", _tuple_parentheses, "tuple"),
+    Conversion("bracket_list", "[1, 2] for 1, 2", _bracket_list, "tuple"),
+    Conversion("vector_brackets", "<1, 2> for (1, 2)", _vector_brackets, "tuple"),
+    Conversion("vector_matrix", "a column for a tuple, nested lists for a matrix", _vector_matrix, "matrix"),
+    Conversion("singleton_set", "{5} for 5", _singleton_set, "set"),
     Conversion("plus_minus", "+-2 for 2, -2", _plus_minus),
-    Conversion("named_tuple", "x = 1, y = 2 for (1, 2)", _named_tuple),
-    Conversion("percent_value", "50% for 0.5", _percent_value),
-    Conversion("percent_dropped", "50% for 50", _percent_dropped),
-    Conversion("degree_dropped", "30 degrees for 30", _degree_dropped),
-    Conversion("degree_radian", "30 degrees for pi/6", _degree_radian),
-    Conversion("unit_dropped", "5 cm for 5", _unit_dropped),
-    Conversion("ordinal", "4th for 4", _ordinal),
-    Conversion("unit_converted", "5 m for 500 cm", _unit_converted),
-    Conversion("unit_generic", "15 square units for 15 square cm", _unit_generic),
-    Conversion("letter_unit", "5 m for 5", _letter_unit),
-    Conversion("base_dropped", "1011 for 1011 in base 2", _base_dropped),
-    Conversion("base_value", "11 for 1011 in base 2", _base_value),
-    Conversion("ratio_fraction", "3:4 for 3/4", _ratio_fraction),
-    Conversion("time_ratio", "7:32 is a clock time or a ratio", _time_ratio),
-    Conversion("equal_alternatives", "26/36 or 13/18 for 13/18", _equal_alternatives),
+    Conversion("named_tuple", "x = 1, y = 2 for (1, 2)", _named_tuple, "list tuple rel"),
+    Conversion("percent_value", "50% for 0.5", _percent_value, "percent"),
+    Conversion("percent_dropped", "50% for 50", _percent_dropped, "percent"),
+    Conversion("degree_dropped", "30 degrees for 30", _degree_dropped, "degree add neg mul div"),
+    Conversion("degree_radian", "30 degrees for pi/6", _degree_radian, "degree"),
+    Conversion("unit_dropped", "5 cm for 5", _unit_dropped, "qty"),
+    Conversion("ordinal", "4th for 4", _ordinal, "qty"),
+    Conversion("unit_converted", "5 m for 500 cm", _unit_converted, "qty"),
+    Conversion("unit_generic", "15 square units for 15 square cm", _unit_generic, "qty"),
+    Conversion("letter_unit", "5 m for 5", _letter_unit, "mul"),
+    Conversion("base_dropped", "1011 for 1011 in base 2", _base_dropped, "based"),
+    Conversion("base_value", "11 for 1011 in base 2", _base_value, "based"),
+    Conversion("ratio_fraction", "3:4 for 3/4", _ratio_fraction, "ratio"),
+    Conversion("time_ratio", "7:32 is a clock time or a ratio", _time_ratio, "time"),
+    Conversion("equal_alternatives", "26/36 or 13/18 for 13/18", _equal_alternatives, "list"),
     Conversion("long_decimal", "0.3333333333 for 1/3", _long_decimal),
-    Conversion("imaginary_j", "3 + 4j for 3 + 4i", _imaginary_j),
-    Conversion("cases_function", "|x| for its cases", _cases_function),
-    Conversion("constant_renamed", "x + C for x + K", _constant_renamed),
-    Conversion("ellipsis", "1, 2, ..., 10 for 1, 2, 3, ..., 10", _ellipsis),
+    Conversion("imaginary_j", "3 + 4j for 3 + 4i", _imaginary_j, "add mul const neg div"),
+    Conversion("cases_function", "|x| for its cases", _cases_function, "cases"),
+    Conversion("constant_renamed", "x + C for x + K", _constant_renamed, "add mul div fn rel"),
+    Conversion("ellipsis", "1, 2, ..., 10 for 1, 2, 3, ..., 10", _ellipsis, "list set tuple"),
 )
 NAMES = frozenset(conversion.name for conversion in TABLE)

@@ -39,11 +39,7 @@ class GoldError(JuratError, ValueError):
 
 def compare(gold: str, answer: str, *, policy: Policy = DEFAULT) -> MathVerdict:
     """Verdict on a bare answer against a bare gold answer. Never raises on any text."""
-    start = time.perf_counter()
-    verdict = _cached(gold, answer, policy)
-    if verdict.status == UNDECIDED:
-        _cached.forget(gold, answer, policy)
-    return with_fields(verdict, seconds=time.perf_counter() - start)
+    return _cached(gold, answer, policy)
 
 
 def judge_text(
@@ -150,22 +146,19 @@ class _Cache:
                     self.kept.popitem(last=False)
         return verdict
 
-    def forget(self, gold: str, answer: str, policy: Policy) -> None:
-        with self.lock:
-            self.kept.pop((gold, answer, policy), None)
-
     def clear(self) -> None:
         with self.lock:
             self.kept.clear()
 
 
 def _compare(gold: str, answer: str, policy: Policy) -> MathVerdict:
+    start = time.perf_counter()
     warn_once()
     g = read(gold)
     if g.node is None or g.undefined:
         return MathVerdict(status=BAD_GOLD, reason=f"gold:{g.error or 'undefined'}", gold_norm=g.norm)
     a = read(answer)
-    context = Context(policy, seed=f"{g.norm}\x00{a.norm}")
+    context = Context(policy, start, seed=f"{g.norm}\x00{a.norm}", kinds=g.kinds | a.kinds)
     try:
         outcome = _decide(g, a, context)
     except TooLarge as error:
@@ -270,7 +263,7 @@ def _flag_forms(g: Reading, a: Reading, context: Context) -> None:
         return
     if a.kind == "list" and a.node.value == "or" and g.kind in SCALARS:
         context.flag("hedge")
-    if any(n.kind == "big" for n in walk(a.node)) and not any(n.kind == "big" for n in walk(g.node)):
+    if "big" in a.kinds and "big" not in g.kinds:
         context.flag("unevaluated")
     elif (
         g.kind == "num"
@@ -291,6 +284,7 @@ def _verdict(g: Reading, a: Reading, context: Context, outcome: Outcome, status:
         answer_type=a.kind,
         conversions=outcome.conversions,
         flags=tuple(context.flags),
+        seconds=time.perf_counter() - context.start,
     )
 
 

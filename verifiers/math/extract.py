@@ -1,11 +1,10 @@
 """The final answer in a raw completion.
 
 Default order, documented once. Only the text after the last thinking end tag counts; an opened tag that is never
-closed leaves no answer.
-Text after a chat end marker (`<|im_end|>`, `<|endoftext|>`, ...) is another turn and is cut off. Then:
+closed leaves no answer. Text after a chat end marker (`<|im_end|>`, `<|endoftext|>`, ...) is another turn and is cut
+off. Then:
 
-1. explicit markers: `<answer>..</answer>`, `\\boxed{..}` (not empty), `#### ..` and "final answer is ..". The last
-one in the text wins;
+1. explicit markers: `<answer>..</answer>`, `\\boxed{..}` (not empty), `#### ..`, "final answer is .."; the last one wins;
    boxes side by side ("\\boxed{1} and \\boxed{2}") are one list;
 2. the last "answer is ..", "answer: ..", to the end of its line or sentence;
 3. the whole text, if it is short and reads as one answer: " 12", "12.", "7 + 5 = 12", "12 apples";

@@ -4,16 +4,15 @@ A token is `(kind, value, space)`: space is 0 none, 1 a space, 2 a thin-space ma
 Kinds:
 
     num   digits as written ("12", "3.50")        id    one symbol ("x", "\\alpha")      word  a word of text
-    fn    known function                           const inf, pi                          op    + - * / ^ _ ! ' % cup
-    ...
+    fn    known function                           const inf, pi                          op    + - * / ^ cup
     rel   relation                                 open, close, bar                       sep   , ;
     cmd   frac, sqrt, sum, ...                     begin, end  environment                row   \\\\    cell  &
     cur   currency                                 deco  \\vec, \\angle ...                space set: named set
     dots
 
 `\\text{...}` is lexed by the same rules, only that letter runs there are words. Digits are joined into one number
-here, once:
-thousands groups, decimal commas, mixed use. Commas between digits are ambiguous, so the reading is a parameter.
+here, once: thousands groups, decimal commas, mixed use. Commas between digits are ambiguous, so the reading is a
+parameter.
 """
 
 from __future__ import annotations
@@ -71,9 +70,8 @@ _ROW_SKIP = re.compile(r"\\\\\s*\[[^\]\\]{0,12}\]")
 def tokenize(text: str, commas: str = "auto") -> list[Token]:
     """Tokens of a canonical text.
 
-    `commas` says how a comma between top-level digits is read: "auto" (thousands group, or decimal after a lone
-    zero, or list),
-    "list", "decimal".
+    `commas` says how a comma between top-level digits is read: "auto" (thousands group, or decimal after a lone zero,
+    or list), "list", "decimal".
 
     Raises:
         Unparseable: unknown macro or character, digits apart ("4 2").

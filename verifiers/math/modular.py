@@ -1,11 +1,9 @@
 """Values of expressions modulo a prime at a random point (Schwartz-Zippel): no expansion, whatever the degree.
 
 Whatever is not rational arithmetic (sin x, sqrt(x), f(x), a sum with symbolic bounds) becomes an atom: a
-pseudo-random residue keyed by
-its name and the residues of its arguments, so equal arguments give equal atoms. Equal residues at two primes: the
-expressions are equal
-as rational functions of their atoms but for a chance below degree / 2^120. Different residues prove inequality where
-there are no atoms.
+pseudo-random residue keyed by its name and the residues of its arguments, so equal arguments give equal atoms. Equal
+residues at two primes: the expressions are equal as rational functions of their atoms but for a chance below degree /
+2^120. Different residues prove inequality where there are no atoms.
 """
 
 from __future__ import annotations

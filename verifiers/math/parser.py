@@ -1,8 +1,7 @@
 """A Pratt parser from tokens to the typed tree: expressions.
 
 Binding powers, loosest first: ratio 10, set operations 15, sums 20, products 30, implicit products 40, signs 30 (so
--2^2 = -(2^2)),
-powers and postfix signs 60. `a/bc` is a/(bc), but a plain fraction binds its digits: `1/2x` is x/2.
+-2^2 = -(2^2)), powers and postfix signs 60. `a/bc` is a/(bc), but a plain fraction binds its digits: `1/2x` is x/2.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Expressions with symbols at seeded random points, by balls.
 
 One real point where both are defined and their enclosures are disjoint proves that they differ. Agreement at every
-point is numerical
-evidence. The seed is a hash of both texts, so that a verdict repeats.
+point is numerical evidence. The seed is a hash of both texts, so that a verdict repeats.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from jurat.verifiers.math.lexer import render, tokenize
 from jurat.verifiers.math.limits import MAX_STEPS, Steps, TooLarge, Undefined, Unparseable
 from jurat.verifiers.math.numerals import based, decimal
 from jurat.verifiers.math.statements import parse
-from jurat.verifiers.math.tree import Node
+from jurat.verifiers.math.tree import Node, walk
 
 _TEXT_MACRO = re.compile(
     r"\\(?:text|mbox|hbox|textbf|textit|textrm|textnormal|texttt|textsf|mathrm|mathbf|mathit|mathsf|operatorname|bf|rm|emph)\b\s*"
@@ -35,6 +35,9 @@ _DENIAL = re.compile(r"\b(?:not|wrong|incorrect|false|never|isn't|no)\b", re.IGN
 _COMMA_NUMBER = re.compile(r"\d,\d")
 
 
+_NUM = frozenset(("num",))
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What was understood of one bare answer."""
@@ -50,6 +53,8 @@ class Reading:
     comma: bool = False
     """A comma stands between two digits: other readings exist."""
     undefined: bool = False
+    kinds: frozenset[str] = frozenset()
+    """Kinds of all nodes."""
 
     @property
     def kind(self) -> str:
@@ -62,7 +67,7 @@ def read(raw: str, commas: str = "auto") -> Reading:
     if len(raw) < 300 and _SIMPLE.fullmatch(raw):
         sign, digits = (-1, raw[1:]) if raw[0] == "-" else (1, raw.lstrip("+"))
         p, q, places = decimal(digits).value
-        return Reading(raw, norm=raw.lstrip("+"), node=Node("num", (sign * p, q, places)), key=raw)
+        return Reading(raw, norm=raw.lstrip("+"), node=Node("num", (sign * p, q, places)), key=raw, kinds=_NUM)
     try:
         text = canonical(raw)
     except Unparseable as error:
@@ -95,7 +100,8 @@ def read(raw: str, commas: str = "auto") -> Reading:
         undefined = True
     except (TooLarge, RecursionError):
         pass
-    return Reading(raw, norm, node, key=key, comma=comma, undefined=undefined)
+    kinds = frozenset(n.kind for n in walk(node))
+    return Reading(raw, norm, node, key=key, comma=comma, undefined=undefined, kinds=kinds)
 
 
 def plain(text: str) -> str:

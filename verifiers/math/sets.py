@@ -1,8 +1,7 @@
 """Sets of real numbers: unions of intervals and points with exact ends.
 
-A set is its sorted ends and one truth value for each piece: before the first end, at it, between it and the next,
-... Boolean operations
-work on the pieces once two sets have the same ends.
+A set is its sorted ends and one truth value for each piece: before the first end, at it, between it and the next, ...
+Boolean operations work on the pieces once two sets have the same ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A stand-in for python-flint's balls where it is not installed: mpmath values with an error estimate.
 
 The radius follows the arithmetic and, through functions, the change of the value over the radius. It is an estimate
-and no enclosure, so
-whatever is decided with it is not certified. Only what `ball.py`, `points.py` and `values.py` ask of `acb` is here.
+and no enclosure, so whatever is decided with it is not certified. Only what `ball.py`, `points.py` and `values.py`
+ask of `acb` is here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """SymPy as the last resort, in a child process that can be killed.
 
 The child is started only when it is first needed, with SymPy imported before its first request, and a warm spare
-stands by. A question is a
-pair of trees as JSON, never text that SymPy would parse. The answer is "equal" or "unknown"; at the deadline,
-counted from the moment the
-question is sent, the process group is killed. A lost child costs one question.
+stands by. A question is a pair of trees as JSON, never text that SymPy would parse. The answer is "equal" or
+"unknown"; at the deadline, counted from the moment the question is sent, the process group is killed. A lost child
+costs one question.
 
 No signals are used in this process: any thread may ask.
 """

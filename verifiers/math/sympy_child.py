@@ -1,8 +1,7 @@
 """The child process of `symbolic.py`: reads trees as JSON lines, answers whether SymPy shows them equal.
 
 Run as a script by path, so it imports nothing but the standard library and SymPy. Expressions are built node by node
-from data; no string
-ever reaches `sympify` or `parse_expr`.
+from data; no string ever reaches `sympify` or `parse_expr`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Units of measure: one table from spelling to (dimension, factor to the base unit).
 
 A unit key is a sorted tuple of (base name, exponent) with a rational factor, so `km/h`, `kilometres per hour` and
-`m/s` can be compared.
-Nouns that are counted ("apples") are units of their own name.
+`m/s` can be compared. Nouns that are counted ("apples") are units of their own name.
 """
 
 from __future__ import annotations

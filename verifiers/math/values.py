@@ -18,14 +18,19 @@ _ATOMIC = frozenset(("sym", "const", "app"))
 def equal_values(a: Node, b: Node, context: Context) -> Outcome:
     """Whether two scalar trees have one value.
 
-    Undecided is left to trees with a limit, an integral or a sum, and to enclosures that stay too wide: an expression without a value (a
-    set under a sine, a function nobody defined) is not equal to anything but itself, so that nonsense is no way out of a verdict.
+    Undecided is left to trees with a limit, an integral or a sum, and to enclosures that stay too wide: an expression
+    without a value (a set under a sine, a function nobody defined) is not equal to anything but itself, so that
+    nonsense is no way out of a verdict.
 
     Raises:
         Undefined: one of them has none. TooLarge: the bounds of `limits.py`.
     """
     outcome = _equal_values(a, b, context)
-    if outcome.equal is None and outcome.reason in _VALUELESS and not any(n.kind == "big" for t in (a, b) for n in walk(t)):
+    if (
+        outcome.equal is None
+        and outcome.reason in _VALUELESS
+        and not any(n.kind == "big" for t in (a, b) for n in walk(t))
+    ):
         return Outcome(False, outcome.reason, False)
     return outcome
 

@@ -41,6 +41,7 @@ class MathVerdict:
     span: tuple[int, int] | None = None
     """Where `extracted` lies in the completion, in characters."""
     seconds: float = 0.0
+    """Time of the decision; of the first one, when the verdict was remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +78,12 @@ class Context:
     """State of one comparison."""
 
     policy: Policy
+    start: float = 0.0
     steps: Steps = field(default_factory=Steps)
     flags: list[str] = field(default_factory=list)
     seed: str = ""
+    kinds: frozenset[str] = frozenset()
+    """Kinds of node in either tree: stages that none of them needs are skipped."""
 
     def flag(self, name: str) -> None:
         if name not in self.flags:

@@ -1,8 +1,8 @@
-"""Pairs of answers that are equal, or unequal, by construction: how often is a verifier wrong where nobody had to label anything?
+"""Pairs of answers that are equal, or unequal, by construction: how often is a verifier wrong where nobody had to
+label anything?
 
-`RULES` is the table: gold type x transform -> (equal or not, a maker of pairs). A maker draws its numbers from a seeded
-generator and writes
-both texts itself, so what it promises does not depend on any parser.
+`RULES` is the table: gold type x transform -> (equal or not, a maker of pairs). A maker draws its numbers from a
+seeded generator and writes both texts itself, so what it promises does not depend on any parser.
 """
 
 from __future__ import annotations
