@@ -190,3 +190,17 @@ async def test_face_inside_an_event_loop(small: Path, tmp_path: Path) -> None:
     """As in a notebook."""
     run = face.train(small, {"stages.0.steps": 1, "stages.1.steps": 1, "evaluate.final_problems": 1}, home=tmp_path)
     assert run.state == "finished"
+
+
+def test_resume_from_a_database_of_ones_own(jurat: Any, small: Path, tmp_path: Path) -> None:
+    """A run recorded elsewhere is found by --database, by resume, plot and the handle in Python."""
+    url = f"sqlite:///{tmp_path / 'mine.db'}"
+    given = ("--set", f"tracking.database={url}", "--set", "stages.0.steps=1", "--set", "stages.1.steps=1")
+    first = jurat("train", small, "--run-id", "mine", "--json", *given)
+    assert first.code == 0, first.err
+    assert "held_out: 6 problems" in first.err and "before" in first.err
+    assert jurat("train", "--resume", "mine").code == 2
+    again = jurat("train", "--resume", "mine", "--database", url)
+    assert again.code == 1 and "finished" in again.err
+    assert jurat("plot", "mine", "-o", tmp_path / "c.svg", "--database", url).code == 0
+    assert face.Run("mine", home=tmp_path / "home", database=url).state == "finished"
