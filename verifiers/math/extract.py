@@ -55,6 +55,11 @@ _QUOTES = re.compile(r"^(?:\\\\?\")+|(?:\\\\?\")\.?$")
 _MAX_BETWEEN = 60
 _DENIED = re.compile(r"\s*(?:\w+\s+){0,2}(?:not|never|neither)\b", re.IGNORECASE)
 _PROSE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z({])")
+_HEDGE = re.compile(
+    r"(?:\bbetween\s+)?\d[\d,.]*\s*\\?[%$]?\s*(?:[A-Za-z]+\s+)?(?:\bor\b|(?<=\s)/\s|\bor maybe\b)\s*(?:[A-Za-z]+\s+){0,2}\\?[$]?\s*$"
+)
+_POINT = re.compile(r"\((?:\s*-?[\d./]{1,30}\s*,){1,8}\s*-?[\d./]{1,30}\s*\)")
+_DISCOURSE = re.compile(r"(?:so|thus|hence|then|therefore|we get|we have)\b[,:]?\s+", re.IGNORECASE)
 _MAX_BOXES = 64
 _SHORT = 400
 
@@ -294,7 +299,7 @@ def _phrase(text: str, start: int, rule: str) -> Extracted | None:
     whole = _cleaned(text, start, end, rule)
     if whole is not None and _reads(whole.text):
         return whole
-    part = _last_expression(content)
+    part = _last_expression(content, anchored=True)
     if part is None:
         return whole
     return Extracted(part.text, start + part.start, start + part.end, rule, part.flags)
@@ -315,6 +320,9 @@ def _cleaned(text: str, start: int, end: int, rule: str) -> Extracted | None:
 
 def _whole(text: str) -> Extracted | None:
     content = text.strip()
+    opening = _DISCOURSE.match(content)
+    if opening:
+        content = content[opening.end() :]
     if not content or len(content) > _SHORT:
         return None
     reading = read(content)
@@ -345,7 +353,7 @@ def is_prose(text: str) -> bool:
     )
 
 
-def _last_expression(text: str) -> Extracted | None:
+def _last_expression(text: str, anchored: bool = False) -> Extracted | None:
     """The last mathematics between delimiters or the last number in prose, whichever ends later."""
     math = _last_math(text)
     number = _last(_NUMBER, text)
@@ -358,8 +366,16 @@ def _last_expression(text: str) -> Extracted | None:
         number = None
     if math is not None and (number is None or number.end() <= math.end):
         return math
-    if number is None:
+    if number is None or not (
+        anchored or "=" in text or any(c.isalpha() for c in text)
+    ):  # digits in a row are no sentence
         return None
+    hedge = _HEDGE.search(text, max(0, number.start() - 60), number.start())
+    if hedge is not None:
+        return Extracted(text[hedge.start() : number.end()], hedge.start(), number.end(), "last_expression", ("hedge",))
+    for point in _POINT.finditer(text):
+        if point.start() < number.start() and number.end() < point.end():
+            return Extracted(point.group(), point.start(), point.end(), "last_expression")
     content = number.group().strip()
     return Extracted(content, number.start(), number.end(), "last_expression", ("last_number",))
 

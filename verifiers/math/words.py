@@ -92,12 +92,12 @@ VOCABULARY = (
     | frozenset(SCALES)
     | frozenset(NUMBER_WORDS)
     | frozenset(JOINS)
-    | frozenset("odd even yes no am pm by".split())
+    | frozenset("odd even yes no am pm by so we it he she they thus hence then therefore get have".split())
 )
 """Letter runs that are read as words even without `\\text`."""
 
 # Function words of two letters or fewer are read as products in mathematics ("at", "is" could be a*t); these are not.
-SHORT_WORDS = frozenset("or and am pm st nd rd th of is in to no".split())
+SHORT_WORDS = frozenset("or and am pm st nd rd th of is in to no so we it he".split())
 
 
 def normal(words: list[str]) -> str:
