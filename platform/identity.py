@@ -624,7 +624,7 @@ class _Reading:
             )
         self.nodes.setdefault(path, node)
         space = vars(loaded) if loaded is not None else {}
-        decorators = [item for item in node.decorator_list if not _is_registrar(item, space)]
+        decorators = [item for item in node.decorator_list if not is_registrar(item, space)]
         out: list[Any] = ["class", tree_digest(node, without=frozenset({"name", "decorator_list"}))]
         out.append(["decorators", [tree_digest(item) for item in decorators]])
         out.append(
@@ -940,7 +940,7 @@ def _passes_on(node: ast.AST, wrapper: types.FunctionType, inner: Any) -> bool:
     return called is not None and _cell(called) is inner and given == wanted and len(cells) == 1
 
 
-def _is_registrar(node: ast.expr, space: Mapping[str, Any]) -> bool:
+def is_registrar(node: ast.expr, space: Mapping[str, Any]) -> bool:
     """True for the decorator ``@jurat.verifier(...)``: its arguments are config, not code."""
     called = node.func if isinstance(node, ast.Call) else node
     if isinstance(called, ast.Name):

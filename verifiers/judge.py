@@ -28,7 +28,7 @@ from jurat.platform.types import Finish, Judgement, Problem, Verdict, VerifierSp
 from jurat.verifiers import catalog, reward, verdicts
 from jurat.verifiers.pool import Answered, Broken, Limits, Origin, Outcome, Pool, Task
 from jurat.verifiers.registry import REGISTERED, Definition, Target
-from jurat.verifiers.shipping import import_path, origin_of
+from jurat.verifiers.shipping import import_path, origin_of, shipped
 
 DEFAULT_LIMITS = Limits()
 ENTRY_POINTS = "jurat.verifiers"
@@ -313,7 +313,10 @@ class LocalJudge:
         if name in REGISTERED:
             definition = catalog.check(name, args)
             self._add_origin(origin_of(definition))
-            return _Use.of(key, spec, self._remote.get(name, _entry(definition)))
+            if name not in self._remote:
+                # Its file does not register it when it is loaded (the call stands inside a function, say).
+                self._add_origin(shipped(definition))
+            return _Use.of(key, spec, self._remote[name])
         raise unknown("verifier", name, [*catalog.names(), *self._remote], where="reward.members")
 
     def _add_origin(self, origin: Origin) -> None:

@@ -70,7 +70,7 @@ def test_a_user_s_verifier_with_time_outs():
     ]
     made = audit("hostile", cases_of(rows), user_files=[HOSTILE])
     assert (made.core.undecided, made.core.timeouts, made.core.wrong) == (2, 1, ("2", "3"))
-    assert made.core.p99_ms > 1_000
+    assert made.core.p99_ms > 900
 
 
 def test_gates():

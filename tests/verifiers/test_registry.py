@@ -224,13 +224,43 @@ def test_one_that_cannot_travel_is_refused_with_the_way_out(tmp_path):
     assert "move it into a file" in done.stderr
 
 
-def test_one_inside_a_function_is_refused(names):
-    @jurat.verifier("inner_one")
-    def inner(problem, completion):
-        return True
+def test_a_script_without_a_guard_does_not_start_itself_again_and_again(tmp_path):
+    done = run_script(tmp_path, SCRIPT + "print(jurat.verify('short', gold='x', answer='a b c').status)\n")
+    assert done.stdout.split() == ["correct"], done.stderr
+    held = SCRIPT.replace("LIMIT = 3", "LIMIT = open('/dev/null').fileno\nLIMIT = max(3, 0 * LIMIT())\nHELD = object()")
+    held = held.replace("<= LIMIT", "<= LIMIT and HELD")
+    done = run_script(tmp_path, held + "print(jurat.verify('short', gold='x', answer='a b c').status)\n")
+    assert "starts a judge while it is loaded" in done.stderr and "__main__" in done.stderr
 
-    with pytest.raises(ConfigError, match="defined inside a function"):
-        jurat.verify("inner_one", gold="1", answer="1")
+
+def scale(text):
+    return len(text) / 10
+
+
+def test_one_inside_a_function_travels_with_what_it_closes_over(names):
+    limit = 3
+
+    @jurat.verifier("inner_one", deadline=5.0)
+    def inner(problem, completion):
+        return scale(completion) if len(completion) <= limit else json.loads("false")
+
+    made = jurat.verify("inner_one", gold="1", answer="abc")
+    assert (made.score, made.isolation) == (0.3, "process")
+    assert jurat.verify("inner_one", gold="1", answer="abcd").score == 0.0
+    jurat.verifier("inner_two")(lambda problem, completion: completion == problem.reference)
+    assert jurat.verify("inner_two", gold="1", answer="1").score == 1.0
+
+
+def test_one_that_closes_over_what_cannot_travel_is_refused(names):
+    held = object()
+
+    @jurat.verifier("inner_three")
+    def inner(problem, completion):
+        return held is not None
+
+    with pytest.raises(ConfigError, match="it uses 'held', a object, which cannot be shipped") as told:
+        jurat.verify("inner_three", gold="1", answer="1")
+    assert "move it into a file" in told.value.fix
 
 
 def test_an_installed_entry_point_loads_in_the_child_only(tmp_path, monkeypatch):

@@ -33,6 +33,8 @@ from typing import Any
 from jurat.platform.errors import ConfigError, RunFailed
 from jurat.verifiers.pool.frames import Reader, pack
 
+LOADING = "JURAT_LOADING_VERIFIERS"
+"""In the environment of a worker while it loads a user's files: starting workers then would never end."""
 _TOO_MANY = 20
 """Weight of failed starts in a row from which tasks are answered ``infra``: a start that is killed weighs 1 (something
 else kills), one that exits 7 (it will again)."""
@@ -141,6 +143,11 @@ class Pool:
     ) -> None:
         if workers < 1:
             raise ConfigError(f"workers is at least 1, got {workers}", where="reward.workers")
+        if LOADING in os.environ:
+            raise ConfigError(
+                "a file of verifiers starts a judge while it is loaded", where="a worker process",
+                fix='put what runs, and does not define, under `if __name__ == "__main__":`',
+            )  # fmt: skip
         self._core = _Core(tuple(origins), workers, spares, limits or Limits())
         self._thread = threading.Thread(target=self._core.run, name="jurat-pool", daemon=True)
         self._thread.start()
@@ -556,4 +563,5 @@ def _environment() -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": root + (os.pathsep + given if given else ""),
         "PYTHONUNBUFFERED": "1",
+        LOADING: "1",
     }

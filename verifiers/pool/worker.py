@@ -25,6 +25,7 @@ from jurat.platform.errors import ConfigError, JuratError
 from jurat.platform.types import Problem, Verdict
 from jurat.verifiers import catalog, verdicts
 from jurat.verifiers.pool.frames import read_blocking, write_blocking
+from jurat.verifiers.pool.pool import LOADING
 from jurat.verifiers.registry import REGISTERED, Definition, Target
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _SIGKILL = 1, 36, 9
@@ -46,6 +47,7 @@ def main() -> None:
     except BaseException as fault:
         write_blocking(replies, {"failed": str(fault), "trace": traceback.format_exc()[-_TRACE:], "origin": origin})
         return
+    os.environ.pop(LOADING, None)
     _limit_memory(setup["memory_bytes"])
     write_blocking(replies, {"ready": [_described(REGISTERED[name]) for name in REGISTERED], "pid": os.getpid()})
     worker = Worker()

@@ -65,14 +65,14 @@ def _misbehave(word):
     return None
 
 
-@jurat.verifier("hostile", deadline=1.5)
+@jurat.verifier("hostile", deadline=1.0)
 def hostile(problem, completion):
     if completion.startswith("!"):
         return _misbehave(completion[1:].strip())
     return completion.strip() == problem.reference
 
 
-@jurat.verifier("hostile_batch", deadline=1.5, batch=True)
+@jurat.verifier("hostile_batch", deadline=1.0, batch=True)
 def hostile_batch(problems, completions):
     out = []
     for problem, completion in zip(problems, completions, strict=True):
