@@ -55,3 +55,18 @@ class Cursor:
 
     def items(self, closers: frozenset[str]) -> list[tuple[str, Node]]:
         raise NotImplementedError
+
+    def prefix(self) -> Node:
+        raise NotImplementedError
+
+    def exponent(self) -> Node:
+        raise NotImplementedError
+
+    def identifier(self, name: str) -> Node:
+        raise NotImplementedError
+
+    def implicit(self, left: Node, space: int) -> Node:
+        raise NotImplementedError
+
+    def starts_factor(self, kind: str, value: str) -> bool:
+        raise NotImplementedError

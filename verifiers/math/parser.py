@@ -9,24 +9,23 @@ from __future__ import annotations
 from jurat.verifiers.math import units, words
 from jurat.verifiers.math.brackets import Brackets
 from jurat.verifiers.math.cursor import Cursor
-from jurat.verifiers.math.limits import MAX_DIGITS, TooLarge, Unparseable
-from jurat.verifiers.math.numerals import based, decimal, integer, recurring
+from jurat.verifiers.math.functions import Functions
+from jurat.verifiers.math.limits import Unparseable
+from jurat.verifiers.math.literals import Literals
+from jurat.verifiers.math.numerals import based, decimal
 from jurat.verifiers.math.suffix import Suffix
-from jurat.verifiers.math.tree import I_UNIT, INF, PI, Node, add, mul, neg, num, sub, walk
+from jurat.verifiers.math.tree import I_UNIT, INF, Node, add, mul, neg, num, sub, walk
 
-_INFIX = {":": 10, "cup": 15, "cap": 16, "minus": 15, "+": 20, "-": 20, "+-": 20, "-+": 20, "*": 30, "/": 30,
-    "div": 30, "mod": 30,
-          "star": 35, "oplus": 35, "otimes": 35, "ominus": 35, "odot": 35, "diamond": 35, "circ": 38}  # fmt: skip
+_INFIX = {
+    ":": 10, "cup": 15, "cap": 16, "minus": 15, "+": 20, "-": 20, "+-": 20, "-+": 20, "*": 30, "/": 30, "div": 30,
+    "mod": 30, "star": 35, "oplus": 35, "otimes": 35, "ominus": 35, "odot": 35, "diamond": 35, "circ": 38,
+}  # fmt: skip
 IMPLICIT = 40
 _STARTS = frozenset(("num", "id", "fn", "const", "deco", "cur"))
 _START_COMMANDS = frozenset(("frac", "binom", "sqrt", "sum", "prod", "int", "opaque_int", "lim", "bar", "dot", "root"))
-_TRIG = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec", "csc": "arccsc",
-         "sinh": "arsinh", "cosh": "arcosh", "tanh": "artanh"}  # fmt: skip
-_APPLIED = frozenset("f g h F G H".split())
-_MANY = frozenset(("gcd", "lcm", "max", "min", "binom", "mod"))
 
 
-class Expressions(Suffix, Brackets, Cursor):
+class Expressions(Suffix, Brackets, Literals, Functions, Cursor):
     """Everything below a relation: one value, set, tuple or matrix."""
 
     def expression(self, power: int = 0) -> Node:
@@ -128,284 +127,6 @@ class Expressions(Suffix, Brackets, Cursor):
             self.pos -= 1
             return self.word_value()
         raise Unparseable(f"unexpected_{value or kind}")
-
-    def number(self, text: str) -> Node:
-        if "." in text:
-            repeated = self.recurring_part(text)
-            if repeated is not None:
-                return repeated
-        node = decimal(text)
-        top, slash, bottom = self.peek()[1], self.peek(1)[:2], self.peek(2)[1]
-        if text.isdigit() and slash == ("op", "/") and top.isdigit() and bottom.isdigit():  # mixed: 2 1/3
-            self.pos += 3
-            return self.mixed(node, integer(top), integer(bottom))
-        return node
-
-    def recurring_part(self, text: str) -> Node | None:
-        """0.1\\overline{6}, 0.1(6), 0.\\dot{3}, 0.333..."""
-        kind, value, space = self.peek()
-        if kind == "cmd" and value in ("bar", "dot"):
-            self.pos += 1
-            block = self.digits_argument()
-            if value == "dot" and self.at("num") and self.peek(1)[:2] == ("cmd", "dot"):
-                block += self.next()[1]
-                self.pos += 1
-                block += self.digits_argument()
-            elif value == "dot" and self.accept("cmd", "dot"):
-                block += self.digits_argument()
-            return recurring(text, block)
-        if kind == "cmd" and value == "recurring" and not text.endswith("."):
-            block = ""
-            while self.accept("cmd", "recurring"):
-                block += self.next()[1] if self.at("num") and self.peek(1)[:2] == ("cmd", "recurring") else ""
-            return recurring(text[:-1], text[-1] + block)
-        if (
-            kind == "open"
-            and value == "("
-            and not space
-            and self.peek(1)[0] == "num"
-            and self.peek(2)[:2] == ("close", ")")
-        ):
-            block = self.peek(1)[1]
-            if block.isdigit():
-                self.pos += 3
-                return recurring(text, block)
-        if kind == "dots":
-            fraction = text.split(".")[1]
-            for size in range(1, len(fraction) // 2 + 1):
-                block = fraction[-size:]
-                repeats = 3 if size == 1 else 2
-                if fraction.endswith(block * repeats):
-                    self.pos += 1
-                    lead = fraction[: len(fraction) - size * repeats]
-                    while lead.endswith(block):
-                        lead = lead[:-size]
-                    return recurring(text.split(".")[0] + "." + lead, block)
-            raise Unparseable("truncated_decimal")
-        return None
-
-    def digits_argument(self) -> str:
-        braced = self.accept("open", "{")
-        digits = self.expect("num")[1]
-        if braced:
-            self.expect("close", "}")
-        if not digits.isdigit():
-            raise Unparseable("recurring_digits")
-        return digits
-
-    def mixed(self, whole: Node, top: Node, bottom: Node) -> Node:
-        if not bottom.value[0]:
-            raise Unparseable("zero_denominator")
-        if top.value[0] >= bottom.value[0]:
-            raise Unparseable("improper_mixed_number")
-        return add(whole, Node("div", None, (top, bottom)))
-
-    def identifier(self, name: str) -> Node:
-        if self.at("op", "'"):
-            while self.accept("op", "'"):
-                name += "'"
-        elif self.at("op", "^") and self.peek(1)[:2] in (("op", "'"), ("open", "{")):
-            name += self.prime_exponent()
-        if self.at("op", "_"):
-            self.pos += 1
-            index = self.subscript()
-            if (
-                name in ("C", "A", "P")
-                and index.isdigit()
-                and int(index) > 1
-                and (chosen := self.chosen(int(index))) is not None
-            ):
-                return Node("fn", "binom" if name == "C" else "perm", (decimal(index), chosen))
-            name += "_" + index
-            while self.accept("op", "'"):
-                name += "'"
-        if self.at("open", "(") and not self.peek()[2] and (name[0] in _APPLIED or "'" in name):
-            return self.application(name)
-        if name == "C" and self.at("open", "(") and (pair := self.pair_ahead()):
-            return Node("fn", "binom", pair)
-        if name == "i":
-            return I_UNIT
-        if name == "e":
-            return Node("const", "e")
-        return Node("sym", name)
-
-    def chosen(self, total: int) -> Node | None:
-        """The upper index of C_5^2."""
-        braced = self.peek(1)[:2] == ("open", "{")
-        kind, value, _ = self.peek(1 + braced)
-        if (
-            self.at("op", "^")
-            and kind == "num"
-            and value.isdigit()
-            and int(value) <= total
-            and (not braced or self.peek(3)[:2] == ("close", "}"))
-        ):
-            self.pos += 2 + 2 * braced
-            return decimal(value)
-        return None
-
-    def prime_exponent(self) -> str:
-        """x^{\\prime\\prime} or x^'"""
-        at = self.pos + 1
-        braced = self.peek(1)[0] == "open"
-        at += braced
-        marks = ""
-        while at < self.size and self.tokens[at][:2] == ("op", "'"):
-            marks += "'"
-            at += 1
-        if marks and (not braced or (self.tokens[at : at + 1][:1] and self.tokens[at][:2] == ("close", "}"))):
-            self.pos = at + braced
-            return marks
-        return ""
-
-    def pair_ahead(self) -> tuple[Node, Node] | None:
-        """The two arguments of C(n, k), or None with nothing consumed."""
-        start, depth = self.pos, self.depth
-        self.pos += 1
-        found = self.items(frozenset(")"))
-        if len(found) == 2 and self.accept("close", ")"):
-            return found[0][1], found[1][1]
-        self.pos, self.depth = start, depth
-        return None
-
-    def application(self, name: str) -> Node:
-        self.expect("open", "(")
-        args = tuple(node for _, node in self.items(frozenset(")")))
-        self.expect("close", ")")
-        return Node("app", name, args)
-
-    def subscript(self) -> str:
-        """The text of a subscript; the underscore is consumed."""
-        if not self.accept("open", "{"):
-            kind, value, _ = self.next()
-            if kind not in ("num", "id", "const", "word", "op", "space"):
-                raise Unparseable("subscript")
-            return value
-        parts: list[str] = []
-        depth = 1
-        while True:
-            kind, value, _ = self.next()
-            if kind == "end":
-                raise Unparseable("subscript")
-            if value in ("{", "}") and kind in ("open", "close"):
-                depth += 1 if kind == "open" else -1
-                if depth == 0:
-                    break
-            parts.append(value)
-        if not parts:
-            raise Unparseable("subscript")
-        return " ".join(parts)
-
-    # functions
-
-    def function(self, name: str) -> Node:
-        exponent: Node | None = None
-        base: Node | None = None
-        for _ in range(2):
-            if exponent is None and self.at("op", "^"):
-                self.pos += 1
-                exponent = self.power_of_function()
-            elif base is None and self.at("op", "_"):
-                self.pos += 1
-                base = self.base_argument()
-        if self.at("op", "'"):
-            raise Unparseable("derivative_of_function")
-        if (
-            base is None
-            and name == "log"
-            and self.peek()[:2] in (("num", "2"), ("num", "10"))
-            and self.peek(1)[:2] == ("open", "(")
-        ):
-            base = decimal(self.next()[1])  # log2(8)
-        if exponent == num(-1) and name in _TRIG:
-            name, exponent = _TRIG[name], None
-        args = self.arguments(name)
-        node = self.known(name, base, args)
-        return node if exponent is None else Node("pow", None, (node, exponent))
-
-    def power_of_function(self) -> Node:
-        """sin^318 is TeX for (sin 18)^3: digits split where no argument would be left."""
-        kind, value, _ = self.peek()
-        if (
-            kind == "num"
-            and value.isdigit()
-            and len(value) > 1
-            and not (self.starts_factor(*self.peek(1)[:2]) or self.peek(1)[:2] == ("op", "_"))
-        ):
-            self.tokens[self.pos] = ("num", value[1:], 0)
-            return decimal(value[0])
-        return self.exponent()
-
-    def base_argument(self) -> Node:
-        if self.at("open", "{"):
-            return self.prefix()
-        kind, value, _ = self.next()
-        if kind == "num":
-            return decimal(value)
-        if kind == "id":
-            return self.identifier(value)
-        raise Unparseable("subscript")
-
-    def arguments(self, name: str) -> tuple[Node, ...]:
-        kind, value, _ = self.peek()
-        if kind == "open" and value in ("(", "[", "{", "\\{"):
-            if value == "{":
-                node = self.prefix()
-                return node.args if node.kind == "list" and name in _MANY else (node,)
-            self.pos += 1
-            closer = {"(": ")", "[": "]", "\\{": "\\}"}[value]
-            found = [node for _, node in self.items(frozenset((closer,)))]
-            self.expect("close", closer)
-            if not found or (len(found) > 1 and name not in _MANY and name not in ("log", "det")):
-                raise Unparseable("arguments")
-            return tuple(found)
-        if kind in ("end", "close", "sep", "rel"):
-            raise Unparseable("missing_argument")
-        arg = self.product_argument()
-        if self.at("op", "/") and self.peek(1)[0] == "num" and any(n == PI for n in walk(arg)):
-            self.pos += 1
-            arg = Node("div", None, (arg, self.expression(45)))
-        return (arg,)
-
-    def product_argument(self) -> Node:
-        """sin 2x: the implicit product up to the next function or operator."""
-        if self.at("op", "-"):
-            self.pos += 1
-            return neg(self.product_argument())
-        left = self.expression(45)
-        if self.at("word") and self.peek()[1].lower() in words.DEGREE:
-            self.pos += 1
-            return Node("degree", None, (left,))
-        while True:
-            kind, value, space = self.peek()
-            if (
-                kind == "fn"
-                or not self.starts_factor(kind, value)
-                or (kind == "open" and value in ("(", "[") and left.kind != "num")
-            ):
-                return left
-            left = self.implicit(left, space)
-
-    def known(self, name: str, base: Node | None, args: tuple[Node, ...]) -> Node:
-        if base is not None:
-            if name != "log":
-                raise Unparseable("subscript_of_function")
-            return Node("fn", "logb", (base, args[0]))
-        if name == "exp":
-            return Node("pow", None, (Node("const", "e"), args[0]))
-        if name in ("lg", "lb"):
-            return Node("fn", "logb", (num(10 if name == "lg" else 2), args[0]))
-        if name == "log" and len(args) == 2:
-            return Node("fn", "logb", (args[1], args[0]))
-        if name == "sqrt":
-            return Node("fn", "root", (num(2), args[0]))
-        if name == "cbrt":
-            return Node("fn", "root", (num(3), args[0]))
-        if name in ("max", "min", "gcd", "lcm") and len(args) == 1 and args[0].kind in ("set", "list", "tuple"):
-            args = args[0].args
-        if name == "binom" and len(args) != 2:
-            raise Unparseable("arguments")
-        return Node("fn", name, args)
 
     # infix and postfix
 
@@ -654,8 +375,3 @@ def _unimaginary(node: Node) -> Node:
     if node == I_UNIT:
         return Node("sym", "i")
     return Node(node.kind, node.value, tuple(_unimaginary(a) for a in node.args)) if node.args else node
-
-
-def check_digits(text: str) -> None:
-    if len(text) > MAX_DIGITS:
-        raise TooLarge("digits")

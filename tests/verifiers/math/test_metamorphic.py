@@ -49,9 +49,9 @@ BUGS = [
     ("numerals", "return int(whole, base), 1", "return int(whole, 36), 1", "base"),
     ("lexer", r'_LEADING = re.compile(r"[1-9]\d{0,2}\Z")', r'_LEADING = re.compile(r"[1-9]\d?\Z")', "thousands"),
     (
-        "parser",
+        "literals",
         'return add(whole, Node("div", None, (top, bottom)))',
-        'return mul(whole, Node("div", None, (top, bottom)))',
+        'return Node("mul", None, (whole, Node("div", None, (top, bottom))))',
         "mixed",
     ),
     ("suffix", "return mul(left, num(words.SCALES[word]))", "return left", "integer"),
