@@ -6,9 +6,10 @@ from typing import Any
 
 from jurat.verifiers.math import modular, points, polynomials
 from jurat.verifiers.math.backend import FLINT, parts
-from jurat.verifiers.math.ball import Evaluator, NoValue, Precision, disjoint, separation
+from jurat.verifiers.math.ball import Evaluator, NoValue, Precision, disjoint
 from jurat.verifiers.math.exact import rational
 from jurat.verifiers.math.limits import MAX_PROOF_BITS, PRECISIONS, TooLarge, Undefined
+from jurat.verifiers.math.separation import separation
 from jurat.verifiers.math.tree import Node, sub, symbols, walk
 from jurat.verifiers.math.verdict import Context, Outcome
 

@@ -47,7 +47,7 @@ BUGS = [
     ("numerals", "p *= 10**shift", "p *= 10 ** (shift - 1)", "scientific"),
     ("numerals", "nines = 10 ** len(block) - 1", "nines = 10 ** len(block)", "recurring"),
     ("numerals", "return int(whole, base), 1", "return int(whole, 36), 1", "base"),
-    ("lexer", r'_LEADING = re.compile(r"[1-9]\d{0,2}\Z")', r'_LEADING = re.compile(r"[1-9]\d?\Z")', "thousands"),
+    ("digits", r'_LEADING = re.compile(r"[1-9]\d{0,2}\Z")', r'_LEADING = re.compile(r"[1-9]\d?\Z")', "thousands"),
     (
         "literals",
         'return add(whole, Node("div", None, (top, bottom)))',
