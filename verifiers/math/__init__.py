@@ -7,7 +7,7 @@
 A text is made canonical (`canonical.py`), lexed (`lexer.py`, `macros.py`), parsed into a typed tree (`parser.py`,
 `statements.py`), gated by type through one conversion table (`convert.py`), and decided by the cheapest method that
 can: exact rationals (`exact.py`), residues and expanded polynomials (`modular.py`, `polynomials.py`), balls with a
-separation bound (`ball.py`), random points (`points.py`), and optionally SymPy in a child process (`symbolic.py`). No
+separation bound (`ball.py`, `separation.py`), random points (`points.py`), and optionally SymPy in a child process (`symbolic.py`). No
 text is ever evaluated, nothing is dropped, every stage is bounded by `limits.py`.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jurat.verifiers.math.lexer import Token
+from jurat.verifiers.math.digits import Token
 from jurat.verifiers.math.limits import MAX_DEPTH, TooLarge, Unparseable
 from jurat.verifiers.math.tree import Node
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jurat.verifiers.math.brackets import LINES
-from jurat.verifiers.math.lexer import Token
+from jurat.verifiers.math.digits import Token
 from jurat.verifiers.math.limits import MAX_ITEMS, TooLarge, Unparseable
 from jurat.verifiers.math.parser import Expressions
 from jurat.verifiers.math.tree import SCALARS, Node, symbols
@@ -111,6 +111,8 @@ def parse(tokens: list[Token]) -> Node:
 def assemble(found: list[tuple[str, Node]]) -> Node:
     """One node for the statements of an answer."""
     nodes = [node for _, node in found]
+    if not nodes:
+        raise Unparseable("empty")
     separators = {separator for separator, _ in found[1:]}
     if len(nodes) == 1:
         return family_of_product(nodes[0])
