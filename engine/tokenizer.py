@@ -5,13 +5,13 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jurat.platform.errors import ConfigError, ModelError, nearest
+from jurat.platform.errors import ModelError
 from jurat.platform.types import IntArray, Message
 
 if TYPE_CHECKING:
@@ -91,19 +91,6 @@ class HFTokenizer:
             parts.append(rest)
             ends[-1] += len(rest)
         return "".join(parts), ends
-
-    def token_ids(self, names: Iterable[str]) -> tuple[int, ...]:
-        """Ids of tokens given by name (``sampling.stop``). Raises ConfigError for a name that is not one token."""
-        names = tuple(names)
-        for name in names:
-            if name not in self._vocab:
-                special = (*self._inner.all_special_tokens, *self._inner.get_added_vocab())
-                raise ConfigError(
-                    f"{name!r} is not one token of this model.{nearest(name, special)}",
-                    where="sampling.stop",
-                    fix="stop tokens are given as they stand in the vocabulary, one token each",
-                )
-        return tuple(self._vocab[name] for name in names)
 
     # ---- inside ----
 
