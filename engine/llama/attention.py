@@ -1,7 +1,9 @@
-"""Attention over a plan's blocks, forward and backward, in float32 by batched matrix products.
+"""Attention over a plan's blocks, forward and backward, by batched matrix products.
 
-Query heads that share a key-value head are more query rows of it. Scores are made again in the backward pass and, where
-they are many, a piece at a time, so memory does not grow with the square of a length.
+Scores and softmax are float32; products with probabilities and with gradients are in the working dtype, whose rounding
+they do not amplify (bfloat16 is three times as fast there). Query heads that share a key-value head are more query rows
+of it. Scores are made again in the backward pass and, where they are many, a piece at a time, so memory does not grow
+with the square of a length.
 
 Axes: R rows, J heads (query, key, value), D head size; B = groups x kv heads, n samples, t rows, e query heads per kv
 head, p prompt rows; c = t x e query rows of a piece.
@@ -21,13 +23,15 @@ from jurat.engine.llama.weights import Shape
 
 SCORES = 1 << 23
 """Scores in memory at once: 32 MiB, a few times over."""
+ROWS = 256
+"""Rows of a sequence at once: longer ones go in pieces, each of which reads only the keys before its end."""
 
 
 class Attention:
     """Attention of one plan, for every layer: what does not change from layer to layer is made once."""
 
-    def __init__(self, plan: Plan, shape: Shape) -> None:
-        self.plan, self.shape = plan, shape
+    def __init__(self, plan: Plan, shape: Shape, dtype: torch.dtype) -> None:
+        self.plan, self.shape, self.dtype = plan, shape, dtype
         device, rows = plan.tokens.device, len(plan.tokens)
         self.turned = shape.heads + shape.kv_heads
         """Heads that rotary positions turn: queries and keys."""
@@ -103,12 +107,12 @@ class Attention:
             yield _View(block, self._queries(queries, block), of(keys, block), of(values, block), pk, pv)
 
     def _pieces(self, view: _View) -> Iterator[_Piece]:
-        """Parts of a block with at most ``SCORES`` scores: some of its batch, or one of it and some of its rows."""
-        batch, samples, rows, _ = view.q.shape
+        """Parts of a block with about ``SCORES`` scores: some of its batch and some of its rows."""
+        batch, samples, _, _ = view.q.shape
         each = self.shape.heads // self.shape.kv_heads
         width = view.block.length + (0 if view.pk is None else view.pk.shape[1])
-        together = max(1, SCORES // (samples * rows * width))
-        step = max(1, SCORES // (samples * each * width)) if together == 1 else view.block.length
+        step = max(1, min(view.block.length, ROWS, SCORES // (samples * each * width)))
+        together = max(1, SCORES // (samples * step * each * width))
         for b in range(0, batch, together):
             for first in range(0, view.block.length, step):
                 last = min(first + step, view.block.length)
@@ -154,34 +158,35 @@ class _Piece:
 
     def outputs(self, probabilities: Tensor) -> Tensor:
         """[b, n, c, D]"""
-        view = self.view
-        prompt, own = self._split(probabilities)
-        v = view.v[self.batch, :, : self.last]
+        view, dtype = self.view, self.attention.dtype
+        prompt, own = self._split(probabilities.to(dtype))
+        v = view.v[self.batch, :, : self.last].to(dtype)
         out = torch.bmm(own, v.reshape(-1, self.last, v.shape[-1])).view(len(v), -1, v.shape[-1])
         if prompt is not None and view.pv is not None:
-            out = torch.baddbmm(out, prompt, view.pv[self.batch])
+            out = torch.baddbmm(out, prompt, view.pv[self.batch].to(dtype))
         return out.view(*probabilities.shape[:3], -1)
 
     def backward(self, do: Tensor, into: _View) -> None:
         """Add the gradients from d loss / d outputs [b, n, c, D] to the views of ``into``."""
-        view, scale = self.view, self.attention.shape.head_dim**-0.5
+        view, scale, dtype = self.view, self.attention.shape.head_dim**-0.5, self.attention.dtype
         batch, samples, rows, size = do.shape
         probabilities = self.probabilities()
-        prompt, own = self._split(probabilities)
-        q, k, v = self._q(), view.k[self.batch, :, : self.last], view.v[self.batch, :, : self.last]
+        prompt, own = self._split(probabilities.to(dtype))
+        do, q = do.to(dtype), self._q().to(dtype)
+        k, v = view.k[self.batch, :, : self.last].to(dtype), view.v[self.batch, :, : self.last].to(dtype)
         do_own, q_own = do.reshape(-1, rows, size), q.reshape(-1, rows, size)
         do_all, q_all = do.reshape(batch, -1, size), q.reshape(batch, -1, size)
         dp = torch.bmm(do_own, v.reshape(-1, self.last, size).mT).view(batch, samples, rows, self.last)
         if view.pv is not None:
-            before = torch.bmm(do_all, view.pv[self.batch].mT)
+            before = torch.bmm(do_all, view.pv[self.batch].to(dtype).mT)
             dp = torch.cat((before.view(batch, samples, rows, -1), dp), -1)
-        ds = torch.ops.aten._softmax_backward_data(dp, probabilities, -1, dp.dtype).mul_(scale)
-        ds_prompt, ds_own = self._split(ds)
+        ds = torch.ops.aten._softmax_backward_data(dp.float(), probabilities, -1, torch.float32).mul_(scale)
+        ds_prompt, ds_own = self._split(ds.to(dtype))
         dq = torch.bmm(ds_own, k.reshape(-1, self.last, size)).view(batch, -1, size)
         into.k[self.batch, :, : self.last] += torch.bmm(ds_own.mT, q_own).view(batch, samples, self.last, size)
         into.v[self.batch, :, : self.last] += torch.bmm(own.mT, do_own).view(batch, samples, self.last, size)
         if ds_prompt is not None and view.pk is not None and into.pk is not None and into.pv is not None:
-            dq = torch.baddbmm(dq, ds_prompt, view.pk[self.batch])
+            dq = torch.baddbmm(dq, ds_prompt, view.pk[self.batch].to(dtype))
             into.pk[self.batch] += torch.bmm(ds_prompt.mT, q_all)
             into.pv[self.batch] += torch.bmm(prompt.mT, do_all)  # type: ignore[union-attr]
         into.q[self.batch, :, self.rows] = dq.view(batch, samples, rows, size)

@@ -84,7 +84,7 @@ class LlamaNetwork:
 
     def _forward(self, mb: Microbatch, *, keep: bool) -> _Run:
         plan = make_plan(mb, self.weights.shape)
-        run = _Run(plan, Attention(plan, self.weights.shape), self._master.embed[plan.tokens], [])
+        run = _Run(plan, Attention(plan, self.weights.shape, self.weights.dtype), self._master.embed[plan.tokens], [])
         for index in range(self.weights.shape.layers):
             before = run.stream
             run.stream, kept = self._layer(index, before, run.attention)

@@ -101,12 +101,13 @@ def test_targets_with_gaps(make):
     assert make.distance(gradients(network, mb, objective)[0], wanted) < 2e-5
 
 
-@pytest.mark.parametrize("scores", [1, 40, 400])
+@pytest.mark.parametrize(("scores", "rows"), [(1, 256), (40, 256), (400, 256), (10**6, 3), (400, 2)])
 @pytest.mark.parametrize("checkpointing", [True, False])
-def test_pieces_and_checkpointing_change_nothing(make, monkeypatch, scores, checkpointing):
+def test_pieces_and_checkpointing_change_nothing(make, monkeypatch, scores, rows, checkpointing):
     mb, objective = make.microbatch(GROUPS["uneven"]), make.surrogate(kl=0.1)
     wanted, _ = gradients(fast(make), mb, objective)
     monkeypatch.setattr(attention_module, "SCORES", scores)
+    monkeypatch.setattr(attention_module, "ROWS", rows)
     monkeypatch.setattr(head_module, "CHUNK", 10)
     monkeypatch.setattr(head_module, "BLOCK", 4)
     found, _ = gradients(fast(make, checkpointing=checkpointing), mb, objective)
