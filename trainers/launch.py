@@ -221,7 +221,15 @@ class _Stage:
             judge = leaving.enter_context(closing(_judge(recipe, launch.base)))
             judge.bind([p.verifier for each in sets.values() for p in each.problems])
             engine = leaving.enter_context(
-                closing(local.build(folder, recipe.engine, recipe.optim, recipe.sampling, total_steps=recipe.steps))
+                closing(
+                    local.build(
+                        folder,
+                        recipe.engine,
+                        recipe.optim,
+                        recipe.sampling,
+                        total_steps=recipe.steps * recipe.epochs * recipe.updates_per_step,
+                    )
+                )
             )
             kept = {
                 name: short_enough(each.problems, engine.tokenizer, recipe, launch.reporter, name)
