@@ -153,10 +153,10 @@ class LlamaDecoder:
             padded[here] = qkv[common:]
             before = qkv[None, :common].transpose(1, 2)  # [1, heads, common tokens, d]
             q, *own_kv = padded.transpose(1, 2).split((queries, kv, kv), dim=1)
-            first, *common_kv = before.split((queries, kv, kv), dim=1)
+            first, common_k, common_v = before.split((queries, kv, kv), dim=1)
             k, v = (
                 torch.cat([a.expand(len(prompts), -1, -1, -1), b], dim=2)
-                for a, b in zip(common_kv, own_kv, strict=True)
+                for a, b in zip((common_k, common_v), own_kv, strict=True)
             )
             bundle.store_prompt(index, k, v)
             grouped = queries != kv
@@ -165,7 +165,9 @@ class LlamaDecoder:
             if index == len(self._layers) - 1:  # nothing reads the other positions any more
                 x, mixed = x[last], mixed[own.cumsum(0) - 1]
             elif common:
-                start = F.scaled_dot_product_attention(first, *common_kv, is_causal=True, scale=1.0, enable_gqa=grouped)
+                start = F.scaled_dot_product_attention(
+                    first, common_k, common_v, is_causal=True, scale=1.0, enable_gqa=grouped
+                )
                 mixed = torch.cat([start[0].transpose(0, 1), mixed])
             x += layer.o(mixed.flatten(1))
             x += self._mlp(layer, x)
