@@ -100,7 +100,9 @@ def audit(
 
 def _print_audit(result: Any) -> None:
     head = ["rows", "n", "accuracy", "FP", "FN", "undecided", "p50 ms", "p90 ms", "p99 ms", "per s"]
-    parts = [(name, getattr(result, name)) for name in ("core", "policy", "adaptive", "disputed")]
+    from jurat.verifiers.audit import PARTS
+
+    parts = [(name, getattr(result, name)) for name in PARTS]
     lines = [_line(label, tally) for label, tally in [*parts, *result.groups.items()] if tally.n]
     terminal.print_table(head, lines, right=range(1, 10))
     if result.wrong:

@@ -1,10 +1,11 @@
 """Audit a verifier on labelled cases: what it gets wrong, what it cannot tell, and how fast it is.
 
 A row is ``{id, gold, pred, expected, form, policy}``: ``expected`` true if the answer is right; ``form`` "answer" (a
-bare answer) or "text" (a completion, whose gold is text too unless ``gold_form`` is "answer"); rows marked ``policy``
-(a convention decides), ``adaptive`` (made to fool a grader) or ``disputed`` are counted apart; ``category``, or any
-other column, may group the table. Times are work time of one verdict, queueing excluded. ``pred_parts: [[text, times],
-...]`` stands for a long ``pred``; ``expected: null`` takes any verdict; one slower than the row's ``max_ms`` is ``late``.
+bare answer) or "text" (a completion, whose gold is text too unless ``gold_form`` is "answer"). Rows marked ``policy``
+(a convention decides), ``adaptive`` (made to fool a grader) or ``disputed`` are counted apart, and so are rows whose
+``config`` asks the grader they were written for to be laxer or stricter than its defaults. ``category``, or any other
+column, may group the table. Times are work time of one verdict, queueing excluded. ``pred_parts: [[text, times], ...]``
+stands for a long ``pred``; ``expected: null`` takes any verdict; one slower than the row's ``max_ms`` is ``late``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from jurat.verifiers import catalog
 from jurat.verifiers.judge import LocalJudge, origin_named
 from jurat.verifiers.verdicts import problem_of
 
-PARTS = ("core", "policy", "adaptive", "disputed")
+PARTS = ("core", "policy", "adaptive", "disputed", "configured")
+_USUAL_PRECISION = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,12 @@ class Case:
 
     @property
     def part(self) -> str:
-        """core, policy, adaptive or disputed."""
-        return next((name for name in PARTS[1:] if self.columns.get(name)), "core")
+        """core, or why the row is counted apart."""
+        marked = next((name for name in PARTS[1:-1] if self.columns.get(name)), None)
+        config = self.columns.get("config") or {}
+        special = config.get("string_extraction") or config.keys() & {"strict", "allow_set_relation_comp"}
+        special = special or config.get("precision", _USUAL_PRECISION) != _USUAL_PRECISION
+        return marked or ("configured" if special else "core")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +91,7 @@ class Audit:
     policy: Tally
     adaptive: Tally
     disputed: Tally
+    configured: Tally
     groups: Mapping[str, Tally]
     wrong: tuple[tuple[Case, Verdict], ...]
     wall_seconds: float

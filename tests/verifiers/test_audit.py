@@ -215,3 +215,18 @@ def test_verifiers_commands(capsys, tmp_path):
     two.write_text("# moved\n" + text)
     code, out, _ = run(capsys, "verifiers", "diff", f"{one}::short", f"{two}::short", "--json")
     assert code == 0 and json.loads(out)["same"] is True
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ({"precision": 2}, "configured"),
+        ({"strict": False}, "configured"),
+        ({"string_extraction": True}, "configured"),
+        ({"precision": 6, "match_types": ["latex"]}, "core"),
+        ({}, "core"),
+    ],
+)
+def test_rows_for_a_grader_that_is_set_otherwise_are_counted_apart(config, part):
+    row = {"id": "c", "gold": "1", "pred": "1", "expected": True, "config": config}
+    assert case_of(row, where="test", default_id="1").part == part
