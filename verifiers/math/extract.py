@@ -58,6 +58,8 @@ _PROSE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z({])")
 _HEDGE = re.compile(
     r"(?:\bbetween\s+)?\d[\d,.]*\s*\\?[%$]?\s*(?:[A-Za-z]+\s+)?(?:\bor\b|(?<=\s)/\s|\bor maybe\b)\s*(?:[A-Za-z]+\s+){0,2}\\?[$]?\s*$"
 )
+_DENIAL = re.compile(r"(?:\b(?:not|never|neither|nor|cannot)|n['’]t)\s+(?:\w{1,20}\s+){0,2}\$?-?\Z", re.IGNORECASE)
+"""A denial that ends where a number begins: the number is what the answer is said not to be."""
 _POINT = re.compile(r"\((?:\s*-?[\d./]{1,30}\s*,){1,8}\s*-?[\d./]{1,30}\s*\)")
 _DISCOURSE = re.compile(r"(?:so|thus|hence|then|therefore|we get|we have)\b[,:]?\s+", re.IGNORECASE)
 _MAX_BOXES = 64
@@ -370,7 +372,8 @@ def _last_expression(text: str, anchored: bool = False) -> Extracted | None:
         anchored or "=" in text or any(c.isalpha() for c in text)
     ):  # digits in a row are no sentence
         return None
-    hedge = _HEDGE.search(text, max(0, number.start() - 60), number.start())
+    before = max(0, number.start() - 60)
+    hedge = _HEDGE.search(text, before, number.start()) or _DENIAL.search(text[:number.start()], before)
     if hedge is not None:
         return Extracted(text[hedge.start() : number.end()], hedge.start(), number.end(), "last_expression", ("hedge",))
     for point in _POINT.finditer(text):
