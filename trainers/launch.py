@@ -128,9 +128,8 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     with closing(_judge(recipe, base)) as judge:
         bound = judge.bind([problem.verifier for problem in problems])
         reward = judge.spec_digest
-    if not isinstance(recipe.algorithm, SFT):
-        with closing(_judge(recipe.model_copy(update={"reward": RewardPart()}), base)) as own:
-            check_gold(sets, own)
+    with closing(_judge(recipe.model_copy(update={"reward": RewardPart()}), base)) as own:
+        check_gold(sets, own)
     return Prepared(
         name=name,
         recipe=recipe,
@@ -163,7 +162,7 @@ class _Launch:
     async def stages(self, prepared: Sequence[Prepared]) -> Outcome:
         """Every stage that is not finished, in order; each begins from the weights of the one before."""
         stop = asyncio.Event()
-        found = [checkpointing.latest(self.checkpoints(each.name)) for each in prepared]
+        found = [self._latest(each.name) for each in prepared]
         started = max((place for place, ref in enumerate(found) if ref is not None), default=0)
         evaluations: list[Evaluation] = []
         metrics: Mapping[str, float] = {}
@@ -177,7 +176,7 @@ class _Launch:
                 metrics = reached.metrics or metrics
                 version = reached.version
                 if version < prepared[place].recipe.steps:
-                    return self._outcome("interrupted", version, metrics, found[place], evaluations)
+                    return self._outcome("interrupted", version, metrics, found[place] or parent, evaluations)
         return self._outcome("finished", prepared[-1].recipe.steps, metrics, found[-1], evaluations)
 
     def _outcome(
@@ -197,6 +196,18 @@ class _Launch:
             checkpoint=ref.path if ref else "",
             evaluations=tuple(evaluations),
         )
+
+    def _latest(self, stage: str) -> CheckpointRef | None:
+        """The newest whole checkpoint of a stage. Raises RunFailed where there are some and none is whole."""
+        folder = self.checkpoints(stage)
+        found = checkpointing.latest(folder, report=self.reporter.note)
+        if found is None and folder.is_dir() and any(folder.glob("step-*")):
+            raise RunFailed(
+                "every checkpoint of the stage is damaged",
+                where=str(folder),
+                fix="restore one from a copy, or remove the folder to begin the stage again",
+            )
+        return found
 
     def checkpoints(self, stage: str) -> Path:
         return self.run.folder / "checkpoints" / (stage or "main")

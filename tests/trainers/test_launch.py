@@ -199,3 +199,28 @@ def test_shipped_recipes_are_valid(name):
     assert recipe.about
     for _, stage in recipe.staged():
         launch.build_algorithm(stage)
+
+
+def test_gold_is_checked_before_supervised_training_too(tmp_path):
+    source = jsonl(tmp_path / "a.jsonl", {"question": "2+2?", "answer": r"\frac{1"})
+    with pytest.raises(DataError, match=r"1 references do not pass their own verifier"):
+        run(tmp_path, data={"train": {"source": source}}, algorithm={"name": "sft"})
+
+
+def test_resume_names_damaged_checkpoints_and_does_not_begin_again(tmp_path):
+    outcome, _ = run(tmp_path)
+    weights = Path(outcome.checkpoint) / "policy" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    screen = Screen()
+    store = Store.open(None, tmp_path)
+    again = store.create_run(
+        recipe=validate({**TINY}, where="test"),
+        recipe_digest="",
+        reward_digest="",
+        run_id="again",
+        meta=store.run(outcome.run).meta,
+    )
+    (again.folder / "checkpoints").symlink_to(outcome.folder / "checkpoints")
+    with pytest.raises(RunFailed, match="every checkpoint of the stage is damaged"):
+        launch.train(None, home=tmp_path, base=tmp_path, reporter=screen, resume="again")
+    assert any("model.safetensors is damaged" in note for note in screen.notes)
