@@ -40,7 +40,7 @@ TRAIN = ("torch", "transformers", "safetensors", "jinja2")
 OPTIONAL = {
     "matplotlib": ("jurat plot", "plot"),
     "gguf": ("jurat models fetch smollm2", "demo"),
-    "fastapi": ("jurat serve", "api"),
+    "fastapi": ("the coming REST service", "api"),
     "datasets": ("data sets of the Hub", "hub"),
     "psycopg": ("runs recorded in PostgreSQL", "postgres"),
     "vllm": ("sampling by vLLM", "vllm"),
