@@ -29,15 +29,6 @@ def answer_of(row: dict) -> str:
     return row["pred"] if "pred" in row else "".join(piece * count for piece, count in row["pred_parts"])
 
 
-def is_core(row: dict) -> bool:
-    """Rows whose verdict depends on no convention and no configuration (`math.md`)."""
-    config = row.get("config", {})
-    special = config.get("string_extraction") or "strict" in config or "allow_set_relation_comp" in config
-    return not (
-        row.get("policy") or row.get("adaptive") or row.get("disputed") or special or config.get("precision", 6) != 6
-    )
-
-
 # ---- the graders, each in its own process -----------------------------------------------------------------------
 
 
@@ -129,6 +120,8 @@ class Grader:
 
 
 def measure(grader: Grader, folder: Path) -> dict:
+    from jurat.verifiers.audit import part_of
+
     table: dict[str, dict] = {}
     times: list[float] = []
     for name in FILES:
@@ -137,12 +130,12 @@ def measure(grader: Grader, folder: Path) -> dict:
             table[name] = hostile(found)
             continue
         times += [reply["ms"] for _, reply in found]
-        table[name] = score([(row, reply) for row, reply in found if is_core(row)])
+        table[name] = score([(row, reply) for row, reply in found if part_of(row) == "core"])
         if name == "designed":
             hard = [(r, v) for r, v in found if r["category"] in ("hack", "probe") and not r["policy"]]
             table["hack and probe"] = score(hard)
         if name == "real_outputs":
-            hand = [(r, v) for r, v in found if is_core(r) and "hand" in r["label_source"]]
+            hand = [(r, v) for r, v in found if part_of(r) == "core" and "hand" in r["label_source"]]
             table["hand-adjudicated"] = score(hand)
     times.sort()
     table["speed"] = {

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from jurat.platform.ports import Judge, Sampler, Tokenizer
 from jurat.platform.randomness import generator, seed_of
-from jurat.platform.types import Estimate, Evaluation, Problem, Request, Sampling, Scored
-from jurat.trainers.rollouts import rollout_id, to_rollout
+from jurat.platform.types import Estimate, Evaluation, IntArray, Problem, Request, Sampling, Scored
+from jurat.trainers.rollouts import rollout_id, sample_and_judge
 
 RESAMPLES = 2000
 Z95 = 1.959963984540054
@@ -66,17 +66,23 @@ async def sample_all(
 ) -> list[list[Scored]]:
     """[P][samples] judged completions, seeded by (seed, purpose, problem, index)."""
 
-    async def one(problem: Problem, index: int) -> Scored:
-        prompt = tokenizer.encode_prompt(problem.messages)
-        name = rollout_id(purpose, "", problem.id, 0, index)
-        completion = await sampler.sample(
-            Request(rollout_id=name, prompt=prompt, sampling=sampling, seed=seed_of(seed, purpose, problem.id, index))
+    async def one(problem: Problem, prompt: IntArray, index: int) -> Scored:
+        request = Request(
+            rollout_id=rollout_id(purpose, "", problem.id, 0, index),
+            prompt=prompt,
+            sampling=sampling,
+            seed=seed_of(seed, purpose, problem.id, index),
         )
-        rollout = to_rollout(completion, prompt, problem, id=name, visit=0, index=index, tokenizer=tokenizer)
-        return Scored(rollout=rollout, judgement=await judge.judge(problem, rollout.text, finish=rollout.finish))
+        return await sample_and_judge(
+            request, problem, visit=0, index=index, sampler=sampler, judge=judge, tokenizer=tokenizer
+        )
 
+    prompts = [tokenizer.encode_prompt(problem.messages) for problem in problems]
     async with asyncio.TaskGroup() as tasks:
-        made = [[tasks.create_task(one(problem, index)) for index in range(samples)] for problem in problems]
+        made = [
+            [tasks.create_task(one(problem, prompt, index)) for index in range(samples)]
+            for problem, prompt in zip(problems, prompts, strict=True)
+        ]
     return [[task.result() for task in row] for row in made]
 
 

@@ -60,6 +60,26 @@ def to_rollout(
     )
 
 
+async def sample_and_judge(
+    request: Request,
+    problem: Problem,
+    *,
+    visit: int,
+    index: int,
+    sampler: Sampler,
+    judge: Judge,
+    tokenizer: Tokenizer,
+    on_sampled: Callable[[], None] = lambda: None,
+) -> Scored:
+    """One completion of ``request``, judged as soon as it ends; ``on_sampled`` is called in between."""
+    completion = await sampler.sample(request)
+    on_sampled()
+    rollout = to_rollout(
+        completion, request.prompt, problem, id=request.rollout_id, visit=visit, index=index, tokenizer=tokenizer
+    )
+    return Scored(rollout=rollout, judgement=await judge.judge(problem, rollout.text, finish=rollout.finish))
+
+
 @dataclass(slots=True)
 class Rollouts:
     """A GroupSource. A plan (visits with their allocations) outlives an interrupt; a half-sampled batch is drawn again
@@ -119,15 +139,17 @@ class Rollouts:
         problem = visit.problem
         name = rollout_id(self.run, self.stage, problem.id, visit.visit, index)
         seed = seed_of(self.seed, self.stage, problem.id, visit.visit, index)
-        completion = await self.sampler.sample(
-            Request(rollout_id=name, prompt=prompt, sampling=self.sampling, seed=seed)
+        request = Request(rollout_id=name, prompt=prompt, sampling=self.sampling, seed=seed)
+        return await sample_and_judge(
+            request,
+            problem,
+            visit=visit.visit,
+            index=index,
+            sampler=self.sampler,
+            judge=self.judge,
+            tokenizer=self.tokenizer,
+            on_sampled=lambda: sampled.append(time.perf_counter()),
         )
-        sampled.append(time.perf_counter())
-        rollout = to_rollout(
-            completion, prompt, problem, id=name, visit=visit.visit, index=index, tokenizer=self.tokenizer
-        )
-        judgement = await self.judge.judge(problem, rollout.text, finish=rollout.finish)
-        return Scored(rollout=rollout, judgement=judgement)
 
     def observe(self, batch: Batch) -> None:
         groups = sorted([*batch.groups, *(group for group, _ in batch.discarded)], key=lambda g: g.visit.position)

@@ -31,6 +31,15 @@ PARTS = ("core", "policy", "adaptive", "disputed", "configured")
 _USUAL_PRECISION = 6
 
 
+def part_of(row: Mapping[str, Any]) -> str:
+    """core, or why a row is counted apart: its verdict depends on a convention, a quarrel or a grader's settings."""
+    marked = next((name for name in PARTS[1:-1] if row.get(name)), None)
+    config = row.get("config") or {}
+    special = config.get("string_extraction") or config.keys() & {"strict", "allow_set_relation_comp"}
+    special = special or config.get("precision", _USUAL_PRECISION) != _USUAL_PRECISION
+    return marked or ("configured" if special else "core")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One labelled row."""
@@ -48,11 +57,7 @@ class Case:
     @property
     def part(self) -> str:
         """core, or why the row is counted apart."""
-        marked = next((name for name in PARTS[1:-1] if self.columns.get(name)), None)
-        config = self.columns.get("config") or {}
-        special = config.get("string_extraction") or config.keys() & {"strict", "allow_set_relation_comp"}
-        special = special or config.get("precision", _USUAL_PRECISION) != _USUAL_PRECISION
-        return marked or ("configured" if special else "core")
+        return part_of(self.columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

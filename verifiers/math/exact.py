@@ -29,10 +29,6 @@ def rational(node: Node, steps: Steps) -> Any | None:
         return None
 
 
-def to_node(q: Any) -> Node:
-    return num(*parts(q))
-
-
 def _value(node: Node, steps: Steps) -> Any:
     kind = node.kind
     if kind == "num":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jurat.verifiers.math import modular, points, polynomials
-from jurat.verifiers.math.backend import FLINT, parts
+from jurat.verifiers.math.backend import FLINT
 from jurat.verifiers.math.ball import Evaluator, NoValue, Precision, disjoint
 from jurat.verifiers.math.exact import rational
 from jurat.verifiers.math.limits import MAX_PROOF_BITS, PRECISIONS, TooLarge, Undefined
@@ -215,11 +215,3 @@ def approximates(decimal: Node, exact: Node, digits: int, context: Context) -> b
 def is_zero(node: Node, context: Context) -> bool:
     """Proved or probable zero; False where it is not decided."""
     return equal_values(node, Node("num", (0, 1, None)), context).equal is True
-
-
-def integer_value(node: Node, context: Context) -> int | None:
-    value = rational(node, context.steps)
-    if value is None:
-        return None
-    p, q = parts(value)
-    return p if q == 1 else None

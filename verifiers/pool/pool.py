@@ -167,10 +167,6 @@ class Pool:
         """Processes alive now, spares included."""
         return self._core.pids()
 
-    def queued(self) -> int:
-        """Tasks that wait for a process."""
-        return len(self._core.inbox) + len(self._core.queue)
-
     def close(self) -> None:
         """Kill all workers; tasks not finished get ``Broken(kind="closed")``. Idempotent."""
         self._finalizer()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jurat.verifiers.audit import part_of
 from jurat.verifiers.math import MathVerdict, compare, judge_text
 
 
@@ -26,16 +27,6 @@ def judged(row: dict) -> MathVerdict:
     return compare(row["gold"], text)
 
 
-def is_core(row: dict) -> bool:
-    """A verdict without a convention: no policy, adaptive or disputed row, no upstream configuration other than the
-    default."""
-    config = row.get("config", {})
-    special = config.get("string_extraction") or "strict" in config or "allow_set_relation_comp" in config
-    return not (
-        row.get("policy") or row.get("adaptive") or row.get("disputed") or special or config.get("precision", 6) != 6
-    )
-
-
 def misses(found: Iterator[dict] | list[dict]) -> tuple[list[str], list[str]]:
     """Ids of false positives and of false negatives."""
     positives, negatives = [], []
@@ -51,7 +42,7 @@ def misses(found: Iterator[dict] | list[dict]) -> tuple[list[str], list[str]]:
     [("designed", 0.995), ("public_bugs", 0.98), ("mathverify_suite", 0.995), ("real_outputs", 0.995)],
 )
 def test_accuracy(cases: Path, name: str, accuracy: float) -> None:
-    core = [row for row in rows(cases, name) if is_core(row)]
+    core = [row for row in rows(cases, name) if part_of(row) == "core"]
     positives, negatives = misses(core)
     assert len(positives) <= 0.005 * len(core), positives
     assert 1 - (len(positives) + len(negatives)) / len(core) >= accuracy, (positives, negatives)
