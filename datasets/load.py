@@ -30,6 +30,7 @@ from jurat.platform.types import Message, Problem, VerifierSpec
 SHOWN_BAD_ROWS = 5
 DEFAULT_GENERATED_SIZE = 4096
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:([\w.-]+|\*))?(@[\w.-]+)?")
+_CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 _ROLES = ("system", "user", "assistant")
 
 
@@ -180,6 +181,8 @@ def _take(row: Row, source: Source, prompt: Prompt, split: str, left_out: set[st
         columns["solution"] = _text(_column(row.value, fields.solution), fields.solution)
     elif rule in ("hashes", "boxed") and not isinstance(columns.get("solution"), str):
         columns["solution"] = answer
+    if fields.calculator == "drop" and isinstance(columns.get("solution"), str):
+        columns["solution"] = _CALCULATOR.sub("", columns["solution"])
     messages = messages_of(turns or question, prompt)
     problem = Problem(id=problem_id(messages, reference), messages=messages, reference=reference,
                       verifier=VerifierSpec(name=source.verifier, args=dict(source.verifier_args)),
@@ -296,9 +299,7 @@ def _generated(source: Source, prompt: Prompt, split: str) -> ProblemSet:
                  licence="made by jurat: no rights reserved", fields={}, left_out=())  # fmt: skip
 
 
-def _round_robin(
-    streams: list[Iterator[generated.Question]], source: Source, part: str
-) -> list[generated.Question]:
+def _round_robin(streams: list[Iterator[generated.Question]], source: Source, part: str) -> list[generated.Question]:
     """``size`` questions, levels in turn. Without a size: all of a small family, else DEFAULT_GENERATED_SIZE."""
     if source.size is None and generated.countable(source.source):
         return [q for stream in streams for q in stream]

@@ -150,9 +150,7 @@ class LocalLearner(LocalScorer):
         super().__init__(network)
         self.role, self.source = role, source
         self.version = 0
-        self.optimizer = AdamW(
-            network.master, network.grad, num_matrix=network.num_matrix, optim=optim, total=total
-        )
+        self.optimizer = AdamW(network.master, network.grad, num_matrix=network.num_matrix, optim=optim, total=total)
 
     async def update(self, rounds: Rounds, objective: Objective) -> UpdateReport:
         """One optimiser step; a non-finite loss or gradient is reported as ``skipped`` and changes no weight."""

@@ -47,11 +47,13 @@ def set_up(threads: int) -> None:
 def recommended_env() -> Mapping[str, str]:
     """Variables that must stand in the environment before the process begins; those already set are left out.
 
-    glibc gives large blocks back to the system at every free; kept, a decode step needs no page faults.
+    glibc gives large blocks back to the system at every free; kept, a decode step needs no page faults. Blocks over 64 MiB
+    are kept in its main arena alone, which the compute thread uses only if there is no other (a step was 1.15x slower).
     """
     wanted = {
         "MALLOC_MMAP_THRESHOLD_": "4294967296",
         "MALLOC_TRIM_THRESHOLD_": "8589934592",
         "MALLOC_TOP_PAD_": "268435456",
+        "MALLOC_ARENA_MAX": "1",
     }
     return {name: value for name, value in wanted.items() if name not in os.environ}

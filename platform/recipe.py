@@ -26,6 +26,8 @@ class Fields(Part):
     answer: str = "answer"
     solution: str | None = None
     """Column with a worked solution, for SFT."""
+    calculator: Literal["keep", "drop"] = "keep"
+    """What to do with GSM8K's calculator notes in solutions: ``48/2 = <<48/2=24>>24`` becomes ``48/2 = 24``."""
     gold: Literal["auto", "plain", "hashes", "boxed"] = "auto"
     """How the gold is found in ``answer``: as it is, after ``####``, in the last ``\\boxed{}``; auto tries #### then boxed then plain."""
 
@@ -73,6 +75,7 @@ class Data(Part):
     """Problems of a kind that is never trained on, measured beside held_out."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     long_prompts: Literal["refuse", "skip"] = "skip"
+    """Problems whose prompt (for SFT: or solution) is too long."""
     curriculum: Curriculum | None = None
 
 
@@ -130,6 +133,9 @@ class SFT(Part):
     """Cross-entropy on the solution of each problem (``columns["solution"]``, else the reference)."""
 
     name: Literal["sft"]
+    max_solution_tokens: int | None = Field(default=None, ge=2)
+    """Longer solutions, end mark included, are left out or refused as ``data.long_prompts`` says; none is ever cut.
+    None: what fits the context."""
 
 
 Algorithm = Annotated[PolicyGradient | SFT, Field(discriminator="name")]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jurat.datasets.contamination import refuse_shared
 from jurat.datasets.load import ProblemSet, load_problems
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.ports import Reporter, Tokenizer
-from jurat.platform.recipe import Recipe, SamplingPart
+from jurat.platform.recipe import SFT, Recipe, SamplingPart
 from jurat.platform.types import Problem, Sampling
+from jurat.trainers.offline import solution_ids
 
 
 def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
@@ -37,20 +38,39 @@ def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
 def short_enough(
     problems: Sequence[Problem], tokenizer: Tokenizer, recipe: Recipe, reporter: Reporter, name: str
 ) -> tuple[Problem, ...]:
-    """Problems whose prompt fits ``data.max_prompt_tokens`` and the model's context with a whole completion."""
-    limit = min(recipe.data.max_prompt_tokens, tokenizer.max_length - recipe.sampling.max_new_tokens)
-    lengths = {problem.id: len(tokenizer.encode_prompt(problem.messages)) for problem in problems}
-    long = [problem for problem in problems if lengths[problem.id] > limit]
-    if long:
-        said = (
-            f"{len(long)} of {len(problems)} prompts of data.{name} are longer than {limit} tokens "
-            f"(data.max_prompt_tokens, or the context of {tokenizer.max_length} less {recipe.sampling.max_new_tokens}); "
-            f"first: {long[0].source}, {lengths[long[0].id]} tokens"
-        )
-        if recipe.data.long_prompts == "refuse" or len(long) == len(problems):
-            raise DataError(said, where=f"data.{name}", fix="raise the limit, or set data.long_prompts: skip")
-        reporter.note(f"skipped: {said}")
-    return tuple(problem for problem in problems if lengths[problem.id] <= limit)
+    """Problems whose prompt fits ``data.max_prompt_tokens`` and the model's context with a whole completion.
+
+    For SFT the completion is the solution, which has to fit ``algorithm.max_solution_tokens`` too.
+    Raises DataError where none is left, or one is too long and ``data.long_prompts`` is ``refuse``.
+    """
+    context, cap = tokenizer.max_length, recipe.data.max_prompt_tokens
+    prompts = {problem.id: len(tokenizer.encode_prompt(problem.messages)) for problem in problems}
+
+    def within(lengths: Mapping[str, int], limit: int, what: str, why: str) -> None:
+        nonlocal problems
+        long = [problem for problem in problems if lengths[problem.id] > limit]
+        if long:
+            said = (
+                f"{len(long)} of {len(problems)} {what} of data.{name} are longer than {limit} tokens ({why}); "
+                f"first: {long[0].source}, {lengths[long[0].id]} tokens"
+            )
+            if recipe.data.long_prompts == "refuse" or len(long) == len(problems):
+                raise DataError(said, where=f"data.{name}", fix="raise the limit, or set data.long_prompts: skip")
+            reporter.note(f"skipped: {said}")
+            problems = [problem for problem in problems if lengths[problem.id] <= limit]
+
+    if isinstance(recipe.algorithm, SFT) and name == "train":
+        solutions = {problem.id: len(solution_ids(problem, tokenizer)) for problem in problems}
+        if recipe.algorithm.max_solution_tokens:
+            within(solutions, recipe.algorithm.max_solution_tokens, "solutions", "algorithm.max_solution_tokens")
+        within(prompts, cap, "prompts", "data.max_prompt_tokens")
+        whole = {each: prompts[each] + solutions[each] for each in prompts}
+        within(whole, context, "prompts with their solutions", "the model's context")
+    else:
+        room = context - recipe.sampling.max_new_tokens
+        why = f"data.max_prompt_tokens, or the context of {context} less {recipe.sampling.max_new_tokens}"
+        within(prompts, min(cap, room), "prompts", why)
+    return tuple(problems)
 
 
 def sampling_of(part: SamplingPart, tokenizer: Tokenizer) -> Sampling:

@@ -340,7 +340,6 @@ class _Stage:
                 by_id=by_id,
                 tokenizer=engine.tokenizer,
                 prompts_per_step=recipe.prompts_per_step,
-                max_new_tokens=engine.tokenizer.max_length,
             )
         return Rollouts(
             run=run,

@@ -14,6 +14,7 @@ from jurat.platform.types import (
     Batch,
     Completion,
     Group,
+    IntArray,
     Judgement,
     Problem,
     Reward,
@@ -26,9 +27,15 @@ from jurat.trainers.rollouts import rollout_id, to_rollout
 GIVEN = Allocation(samples=1, reason="given")
 
 
+def solution_ids(problem: Problem, tokenizer: Tokenizer) -> IntArray:
+    """[N] ids of what SFT teaches for a problem: its solution, else its reference, then the end mark."""
+    text = str(problem.columns.get("solution") or problem.reference)
+    return np.append(tokenizer.encode(text), tokenizer.eos_ids[0])
+
+
 @dataclass(slots=True)
 class Demonstrations:
-    """A GroupSource of one given completion per visit: ``columns["solution"]``, else the reference, and the end mark."""
+    """A GroupSource of one given completion per visit, ``solution_ids``."""
 
     run: str
     stage: str
@@ -36,7 +43,6 @@ class Demonstrations:
     by_id: Mapping[str, Problem]
     tokenizer: Tokenizer
     prompts_per_step: int
-    max_new_tokens: int
     plans: dict[int, tuple[Visit, ...]] = field(default_factory=dict)
 
     def plan(self, step: int) -> None:
@@ -47,8 +53,7 @@ class Demonstrations:
 
     def _group(self, visit: Visit) -> Group:
         problem = visit.problem
-        text = str(problem.columns.get("solution") or problem.reference)
-        ids = np.append(self.tokenizer.encode(text)[: self.max_new_tokens - 1], self.tokenizer.eos_ids[0])
+        ids = solution_ids(problem, self.tokenizer)
         given = Completion(
             token_ids=ids,
             logprobs=np.zeros(len(ids), dtype=np.float32),

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from jurat.engine.llama.plan import Plan
 
-CHUNK = 512
+CHUNK = 1024
 """Rows of one matrix product."""
-BLOCK = 64
+GRADIENT_ROWS = 4096
+"""Rows of a weight whose gradient is made at once: a larger block is given back to the system when freed."""
+BLOCK = 16
 """Rows of float32 logits at once: few enough to stay in cache."""
 
 
@@ -31,6 +33,8 @@ class Head:
 
     def __init__(self, weight: Tensor, temperature: float = 1.0) -> None:
         self.weight, self.temperature = weight, temperature
+        self._logits: Tensor | None = None
+        """[CHUNK, V] of the chunk at hand."""
 
     def logprobs(self, hidden: Tensor, tokens: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """(log p [K], entropy [K]), float32, of ``tokens`` [K] after the rows ``hidden`` [U, H]."""
@@ -40,9 +44,7 @@ class Head:
             logprobs[block.targets], entropy[block.targets], _ = self._reduce(block, tokens[block.targets])
         return logprobs, entropy
 
-    def backward(
-        self, hidden: Tensor, tokens: Tensor, plan: Plan, slopes: Slopes, into: Tensor
-    ) -> Tensor:
+    def backward(self, hidden: Tensor, tokens: Tensor, plan: Plan, slopes: Slopes, into: Tensor) -> Tensor:
         """Add d loss / d weight to ``into`` [V, H] and return d loss / d hidden [U, H].
 
         ``slopes`` is called once for each target, in order.
@@ -65,7 +67,9 @@ class Head:
     def _blocks(self, hidden: Tensor, plan: Plan) -> Iterator[_Block]:
         for start in range(0, len(hidden), CHUNK):
             rows = slice(start, min(start + CHUNK, len(hidden)))
-            logits = hidden[rows] @ self.weight.T
+            if self._logits is None:
+                self._logits = hidden.new_empty(CHUNK, len(self.weight))
+            logits = torch.mm(hidden[rows], self.weight.T, out=self._logits[: rows.stop - start])
             for at in range(start, rows.stop, BLOCK):
                 end = min(at + BLOCK, rows.stop)
                 targets = slice(plan.starts[at], plan.starts[end])
@@ -75,8 +79,11 @@ class Head:
     def _reduce(self, block: _Block, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(log p and entropy of each target of a block, p [rows, V]), float32."""
         z = block.logits.float() if self.temperature == 1.0 else block.logits.float() / self.temperature
-        logs, p = z.log_softmax(-1), z.softmax(-1)
-        return logs[block.row_of, tokens], -torch.linalg.vecdot(p, logs)[block.row_of], p
+        p = z.softmax(-1)
+        normaliser = z.amax(-1) - p.amax(-1).log()  # log sum exp z, from what softmax has already summed
+        logprobs = z[block.row_of, tokens] - normaliser[block.row_of]
+        entropy = normaliser - z.mul_(p).sum(-1)
+        return logprobs, entropy[block.row_of], p
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,5 +101,6 @@ def accumulate(into: Tensor, slope: Tensor, given: Tensor) -> None:
     """Add the gradient ``slope.T @ given`` of a linear layer's weight to a float32 buffer."""
     if slope.dtype == into.dtype:
         into.addmm_(slope.T, given)
-    else:
-        into.add_(slope.T @ given)
+        return
+    for part, rows in zip(into.split(GRADIENT_ROWS), slope.split(GRADIENT_ROWS, dim=1), strict=True):
+        part.add_(rows.T @ given)

@@ -89,6 +89,8 @@ class LlamaDecoder:
         self._grow_turns(max(bundle.longest for bundle in self._bundles) + 1)
         turns = self._turns[torch.cat([bundle.positions() for bundle in self._bundles])][:, None]
         sizes = [len(bundle.places) for bundle in self._bundles]
+        for bundle in self._bundles:
+            bundle.begin_step()
         shape = self.shape
         turning = shape.heads + shape.kv_heads
         for index, layer in enumerate(self._layers):
@@ -196,6 +198,24 @@ class LlamaDecoder:
             self._turns = _turns(self.shape, 2 * length, self.device)
 
 
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """What a bundle's attention reads and writes in one step, one view per layer."""
+
+    q: Tensor
+    """[G, K, n, r, d] scratch"""
+    prompt_keys: tuple[Tensor, ...]
+    """[G K, d, P]"""
+    prompt_values: tuple[Tensor, ...]
+    """[G K, P, d]"""
+    keys: tuple[Tensor, ...]
+    """[G K n, d, t + 1 rounded up]"""
+    values: tuple[Tensor, ...]
+    new_keys: tuple[Tensor, ...]
+    """[G, n, K, d] the places of this step's token"""
+    new_values: tuple[Tensor, ...]
+
+
 class _Bundle:
     """Rows admitted together and their cache. ``places`` [B'] says where in the S = G n places each live row lies."""
 
@@ -210,6 +230,7 @@ class _Bundle:
         self.own = 0
         """t: own tokens of each row that are in the cache."""
         self.longest = int(lengths.max())
+        self._views: _Views
         kv, d, width = shape.kv_heads, shape.head_dim, self.longest
         self.prompt_keys = torch.zeros(layers, self.groups * kv, d, width, dtype=dtype, device=device)
         self.prompt_values = torch.zeros(layers, self.groups * kv, width, d, dtype=dtype, device=device)
@@ -234,41 +255,50 @@ class _Bundle:
         self.prompt_keys[layer] = k.transpose(2, 3).flatten(0, 1)
         self.prompt_values[layer] = v.flatten(0, 1)
 
+    def begin_step(self) -> None:
+        """Make room for one more token, and the views of every layer that this step reads and writes."""
+        if self.own == self.keys.shape[-1]:
+            self._extend()
+        kv, d, t = self.shape.kv_heads, self.shape.head_dim, self.own
+        places = (-1, self.groups, kv, self.per_group, d)
+        reach = min(-(-(t + 1) // OWN_STEP) * OWN_STEP, self.keys.shape[-1])
+        self._views = _Views(
+            q=torch.empty(
+                self.groups, kv, self.per_group, self.shape.heads // kv, d, dtype=self.dtype, device=self.keys.device
+            ),
+            prompt_keys=self.prompt_keys.unbind(),
+            prompt_values=self.prompt_values.unbind(),
+            keys=self.keys[..., :reach].unbind(),
+            values=self.values[:, :, :reach].unbind(),
+            new_keys=self.keys[..., t].view(places).transpose(2, 3).unbind(),
+            new_values=self.values[:, :, t].view(places).transpose(2, 3).unbind(),
+        )
+
     def attend(self, layer: int, qk: Tensor, v: Tensor) -> Tensor:
         """Append this token's key and value, and attend: qk [B', H + K, d], v [B', K, d] -> [B', H d]."""
         shape, groups, per = self.shape, self.groups, self.per_group
-        kv, d = shape.kv_heads, shape.head_dim
+        kv, d, views = shape.kv_heads, shape.head_dim, self._views
         size = groups * per
         whole = len(self.places) == size
         if not whole:
             qk = qk.new_zeros(size, *qk.shape[1:]).index_copy_(0, self.places, qk)
             v = v.new_zeros(size, *v.shape[1:]).index_copy_(0, self.places, v)
-        if layer == 0 and self.own == self.keys.shape[-1]:
-            self._extend()
         q, k = qk.split((shape.heads, kv), dim=1)
-        # [G, K, n, ...]: prompt scores see n r queries per group and head, own scores r queries per row and head
-        q = (
-            q.unflatten(1, (kv, -1))
-            .unflatten(0, (groups, per))
-            .transpose(1, 2)
-            .reshape(groups * kv, -1, d)
-            .to(self.dtype)
-        )
-        self.keys[layer, :, :, self.own].view(groups, kv, per, d).copy_(k.unflatten(0, (groups, per)).transpose(1, 2))
-        self.values[layer, :, self.own].view(groups, kv, per, d).copy_(v.unflatten(0, (groups, per)).transpose(1, 2))
-        reach = min(-(-(self.own + 1) // OWN_STEP) * OWN_STEP, self.keys.shape[-1])
-        width = self.prompt_keys.shape[-1]
-        asked = torch.bmm(q, self.prompt_keys[layer])
+        # [G, K, n, r, d]: prompt scores see n r queries per group and head, own scores r queries per row and head
+        views.q.copy_(q.view(groups, per, kv, -1, d).transpose(1, 2))
+        views.new_keys[layer].copy_(k.view(groups, per, kv, d))
+        views.new_values[layer].copy_(v.view(groups, per, kv, d))
+        width, reach = self.prompt_keys.shape[-1], views.keys[layer].shape[-1]
+        asked = torch.bmm(views.q.view(groups * kv, -1, d), views.prompt_keys[layer])
         if self.ragged:
             asked.view(groups, kv, -1, width).add_(self.bias)
-        own = torch.bmm(q.reshape(groups * kv * per, -1, d), self.keys[layer, :, :, :reach])
+        own = torch.bmm(views.q.view(size * kv, -1, d), views.keys[layer])
         scores = torch.cat([asked.view(-1, width), own.view(-1, reach)], dim=1)
         scores[:, width + self.own + 1 :] = -math.inf
-        shares = scores.softmax(-1, dtype=torch.float32).to(self.dtype).view(groups * kv, -1, width + reach)
-        mixed = torch.bmm(
-            shares[..., width:].reshape(groups * kv * per, -1, reach), self.values[layer, :, :reach]
-        ).view(groups * kv, -1, d)
-        mixed = torch.baddbmm(mixed, shares[..., :width], self.prompt_values[layer])
+        shares = scores.softmax(-1, dtype=torch.float32)
+        mixed = torch.bmm(shares[:, width:].to(self.dtype).view(size * kv, -1, reach), views.values[layer])
+        prompt_shares = shares[:, :width].to(self.dtype).view(groups * kv, -1, width)
+        mixed = torch.baddbmm(mixed.view(groups * kv, -1, d), prompt_shares, views.prompt_values[layer])
         mixed = mixed.view(groups, kv, per, -1).transpose(1, 2).reshape(size, -1)
         return mixed if whole else mixed[self.places]
 
