@@ -271,7 +271,7 @@ def _source(name: str, given: _Given) -> Source:
         path = find_path(name, None)
         if path is not None:
             keys["split"] = "train"
-            guessed = {} if {"question", "answer"} <= set(mapped) else _guessed(path).model_dump()
+            guessed = {} if {"question", "answer"} <= set(mapped) else _guessed(path, mapped).model_dump()
             mapped = {**guessed, **mapped}
         keys["fields"] = mapped
     try:
@@ -292,15 +292,15 @@ def _numbers(text: str, option: str, kind: type[int] | type[float]) -> tuple[flo
         raise ConfigError(f"{option} needs numbers with commas, got {text!r}", where="jurat datasets") from None
 
 
-def _guessed(path: Path) -> Fields:
-    """The field map of a file, from its first rows."""
+def _guessed(path: Path, given: dict[str, Any]) -> Fields:
+    """The field map of a file, from its first rows and what is given of it."""
     from itertools import islice
 
     from jurat.datasets.guess import guess_fields
     from jurat.datasets.rows import Row, find_files, read_rows
 
     rows = [row.value for row in islice(read_rows(find_files(path)[0]), 200) if isinstance(row, Row)]
-    return guess_fields(rows, where=str(path))
+    return guess_fields(rows, where=str(path), question=given.get("question"), answer=given.get("answer"))
 
 
 def _load(one: Named) -> ProblemSet:
@@ -328,9 +328,7 @@ def _bare(one: Named, found: ProblemSet) -> list[Any]:
     from jurat.datasets.load import messages_of
     from jurat.platform.recipe import Prompt
 
-    return [
-        dataclasses.replace(p, messages=messages_of(question_of(p, one.prompt), Prompt())) for p in found.problems
-    ]
+    return [dataclasses.replace(p, messages=messages_of(question_of(p, one.prompt), Prompt())) for p in found.problems]
 
 
 # ---- how it is told ------------------------------------------------------------------------------------------------

@@ -148,13 +148,17 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
     typer.echo(f"model   {terminal.clean(plan['model'])}")
     for stage in plan["stages"]:
         sets = ", ".join(f"{name} {count}" for name, count in stage["problems"].items())
-        skipped = sum(stage["skipped_rows"].values())
+        skipped = len(stage["bad_rows"])
         typer.echo(f"\nstage   {stage['stage'] or '(only one)'}: {stage['algorithm']}, {stage['steps']} steps")
         typer.echo(f"data    {sets} problems" + (f"; {skipped} rows skipped" if skipped else ""))
         typer.echo(
             f"step    {stage['samples_per_step']} samples, at most {stage['max_new_tokens_per_step']:,} new tokens"
         )
         typer.echo(f"asks    {terminal.clean(stage['example'], 160)}")
+    if plan["notes"]:
+        typer.echo("")
+    for note in plan["notes"]:
+        typer.echo(terminal.clean(note, 400))
     typer.echo("\nEvery gold answer passes its own verifier. Nothing was trained.")
 
 

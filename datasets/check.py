@@ -28,7 +28,7 @@ def check_gold(
     return failed
 
 
-def refuse_failed(failed: Sequence[tuple[Problem, Verdict]], total: int) -> None:
+def refuse_failed(failed: Sequence[tuple[Problem, Verdict]], total: int, *, where: str = "gold") -> None:
     """Raises DataError listing the first problems whose gold fails."""
     if not failed:
         return
@@ -37,5 +37,5 @@ def refuse_failed(failed: Sequence[tuple[Problem, Verdict]], total: int) -> None
     more = f"\n  and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
     raise DataError(
         f"{len(failed)} of {total} gold answers do not pass their own verifier:\n  " + "\n  ".join(lines) + more,
-        where="gold", fix="mend the rows, or name the verifier that these answers are meant for",
+        where=where, fix="mend the rows, or name the verifier that these answers are meant for",
     )  # fmt: skip

@@ -17,11 +17,16 @@ ANSWERS = (
 SOLUTIONS = ("solution", "rationale", "reasoning", "explanation", "generated_solution", "cot")
 
 
-def guess_fields(rows: Sequence[Mapping[str, Any]], *, where: str) -> Fields:
-    """A field map that fits most of ``rows``. Raises DataError listing the columns if none is likely."""
+def guess_fields(
+    rows: Sequence[Mapping[str, Any]], *, where: str, question: str | None = None, answer: str | None = None
+) -> Fields:
+    """A field map that fits most of ``rows``, with ``question`` and ``answer`` where they are given.
+
+    Raises DataError listing the columns if none is likely.
+    """
     names = {name: None for row in rows for name in row}
-    question = _first(QUESTIONS, names, rows)
-    answer = _first(tuple(a for a in ANSWERS if a != question), names, rows)
+    question = question or _first(QUESTIONS, names, rows)
+    answer = answer or _first(tuple(a for a in ANSWERS if a != question), names, rows)
     if question is None or answer is None:
         missing = "question" if question is None else "answer"
         raise DataError(f"no column looks like the {missing}; columns: {', '.join(names) or 'none'}", where=where,

@@ -30,7 +30,7 @@ from jurat.platform.types import Message, Problem, VerifierSpec
 SHOWN_BAD_ROWS = 5
 DEFAULT_GENERATED_SIZE = 4096
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:([\w.-]+|\*))?(@[\w.-]+)?")
-_CALCULATOR = re.compile(r"<<[^<>\n]*>>")
+_CALCULATOR = re.compile(r"<<[^<>\n ]*=[^<>\n ]*>>")
 _ROLES = ("system", "user", "assistant")
 
 

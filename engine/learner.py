@@ -149,7 +149,6 @@ class LocalLearner(LocalScorer):
     def __init__(self, network: Network, optim: Optim, *, total: int, source: Path, role: str = "policy") -> None:
         super().__init__(network)
         self.role, self.source = role, source
-        self.version = 0
         self.optimizer = AdamW(network.master, network.grad, num_matrix=network.num_matrix, optim=optim, total=total)
 
     async def update(self, rounds: Rounds, objective: Objective) -> UpdateReport:
@@ -199,7 +198,7 @@ class LocalLearner(LocalScorer):
             "model.safetensors": write_tensors(folder / "model.safetensors", self.network.views()),
             "optimizer.safetensors": write_tensors(folder / "optimizer.safetensors", self.optimizer.tensors()),
         }
-        state = {"version": self.version, "role": self.role, "optimizer": dict(self.optimizer.counters())}
+        state = {"role": self.role, "optimizer": dict(self.optimizer.counters())}
         (folder / "learner.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
         record_digests(folder, digests)
 
@@ -214,7 +213,6 @@ class LocalLearner(LocalScorer):
         if weights_only:
             return
         state = json.loads((folder / "learner.json").read_text())
-        self.version = int(state["version"])
         read_tensors(folder / "optimizer.safetensors", self.optimizer.tensors())
         self.optimizer.restore(state["optimizer"])
 

@@ -92,8 +92,6 @@ class Objective(Protocol):
 
 
 class Learner(Scorer, Protocol):
-    version: int
-
     async def update(self, rounds: Rounds, objective: Objective) -> UpdateReport:
         """One optimiser step on the sum of the gradients of all microbatches."""
         ...

@@ -15,6 +15,12 @@ def build_algorithm(recipe: Recipe) -> Algorithm:
     """Flat arguments from a recipe. Raises ConfigError where keys contradict each other."""
     part = recipe.algorithm
     if isinstance(part, SFT):
+        if recipe.data.curriculum is not None:
+            raise ConfigError(
+                "a curriculum goes by the reward of what was sampled, and supervised fine-tuning samples nothing",
+                where="data.curriculum",
+                fix="give the stage its own data: without curriculum",
+            )
         return Algorithm(
             name="sft",
             advantage=None,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jurat.datasets.contamination import refuse_shared
 from jurat.datasets.load import ProblemSet, load_problems
 from jurat.platform.errors import ConfigError, DataError
-from jurat.platform.ports import Reporter, Tokenizer
+from jurat.platform.ports import Tokenizer
 from jurat.platform.recipe import SFT, Recipe, SamplingPart
 from jurat.platform.types import Problem, Sampling
 from jurat.trainers.offline import solution_ids
@@ -36,7 +36,7 @@ def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
 
 
 def short_enough(
-    problems: Sequence[Problem], tokenizer: Tokenizer, recipe: Recipe, reporter: Reporter, name: str
+    problems: Sequence[Problem], tokenizer: Tokenizer, recipe: Recipe, note: Callable[[str], None], name: str
 ) -> tuple[Problem, ...]:
     """Problems whose prompt fits ``data.max_prompt_tokens`` and the model's context with a whole completion.
 
@@ -56,7 +56,7 @@ def short_enough(
             )
             if recipe.data.long_prompts == "refuse" or len(long) == len(problems):
                 raise DataError(said, where=f"data.{name}", fix="raise the limit, or set data.long_prompts: skip")
-            reporter.note(f"skipped: {said}")
+            note(f"skipped: {said}")
             problems = [problem for problem in problems if lengths[problem.id] <= limit]
 
     if isinstance(recipe.algorithm, SFT) and name == "train":

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jurat.datasets import check as gold
+from jurat.datasets.check import check_gold, refuse_failed
 from jurat.datasets.cursor import ShuffledSource
 from jurat.datasets.load import ProblemSet
 from jurat.engine import checkpoint as checkpointing
 from jurat.engine import local, models
+from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
-from jurat.platform.errors import ConfigError, DataError, JuratError, RewardDrift, RunFailed
+from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import GroupSource, Judge, Reporter
 from jurat.platform.recipe import SFT, Data, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
@@ -35,6 +36,9 @@ from jurat.trainers.offline import Demonstrations
 from jurat.trainers.rollouts import Rollouts
 from jurat.trainers.signals import StopOnSignals
 from jurat.verifiers.judge import LocalJudge, build_judge
+
+MEASURED = frozenset({"held_out", "unseen"})
+"""Sets that are evaluated, not trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +133,8 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
         bound = judge.bind([problem.verifier for problem in problems])
         reward = judge.spec_digest
     with closing(_judge(recipe.model_copy(update={"reward": RewardPart()}), base)) as own:
-        check_gold(sets, own)
+        for part, each in sets.items():
+            refuse_failed(check_gold(each.problems, own.verdict), len(each.problems), where=f"data.{part}")
     return Prepared(
         name=name,
         recipe=recipe,
@@ -141,6 +146,11 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
 
 def _judge(recipe: Recipe, base: Path) -> LocalJudge:
     return build_judge(recipe.reward, user_files=[base / file for file in recipe.verifiers])
+
+
+def _bad_rows(sets: Mapping[str, ProblemSet]) -> list[str]:
+    """Each row that was skipped, once, though two sets may read one file."""
+    return list(dict.fromkeys(str(row) for each in sets.values() for row in each.skipped))
 
 
 def _first(error: BaseException) -> BaseException:
@@ -166,8 +176,10 @@ class _Launch:
         started = max((place for place, ref in enumerate(found) if ref is not None), default=0)
         evaluations: list[Evaluation] = []
         metrics: Mapping[str, float] = {}
-        with StopOnSignals(stop, self.reporter):
+        with StopOnSignals(stop, self.reporter, last=self._abandoned):
             for place in range(started, len(prepared)):
+                if self._complete(prepared[place], found[place]):
+                    continue  # ended, measured, and then stopped before the next stage had a checkpoint
                 parent = found[place - 1] if place else None
                 stage = _Stage(launch=self, prepared=prepared[place], place=place, stop=stop)
                 reached = await stage.run(own=found[place], parent=parent)
@@ -175,9 +187,20 @@ class _Launch:
                 evaluations += stage.evaluations
                 metrics = reached.metrics or metrics
                 version = reached.version
-                if version < prepared[place].recipe.steps:
+                if version < prepared[place].recipe.steps or stage.unmeasured:
                     return self._outcome("interrupted", version, metrics, found[place] or parent, evaluations)
         return self._outcome("finished", prepared[-1].recipe.steps, metrics, found[-1], evaluations)
+
+    def _abandoned(self) -> None:
+        self.store.set_state(self.run, "interrupted", "stopped at once")
+
+    def _complete(self, stage: Prepared, ref: CheckpointRef | None) -> bool:
+        """Whether a stage has its last checkpoint, and the evaluations after it are recorded."""
+        if ref is None or ref.step < stage.recipe.steps:
+            return False
+        measured = (each.result for each in self.store.evaluations(self.run))
+        after = {result.name for result in measured if (result.stage, result.step) == (stage.name, ref.step)}
+        return MEASURED & stage.sets.keys() <= after
 
     def _outcome(
         self,
@@ -220,12 +243,14 @@ class _Stage:
         self.launch, self.prepared, self.place, self.stop = launch, prepared, place, stop
         self.name, self.recipe = prepared.name, prepared.recipe
         self.evaluations: list[Evaluation] = []
+        self.unmeasured = False
+        """Whether a stop came before the evaluations after the last step."""
 
     async def run(self, *, own: CheckpointRef | None, parent: CheckpointRef | None) -> Reached:
         """Go on from ``own`` (a checkpoint of this stage), else begin with the weights of ``parent`` or the model."""
         recipe, launch, sets = self.recipe, self.launch, self.prepared.sets
         first_step = own.step if own else 0
-        for row in (row for each in sets.values() for row in each.skipped):
+        for row in _bad_rows(sets):
             launch.reporter.note(f"skipped {row}")
         folder = models.resolve(recipe.model, launch.home)
         with ExitStack() as leaving:
@@ -243,7 +268,7 @@ class _Stage:
                 )
             )
             kept = {
-                name: short_enough(each.problems, engine.tokenizer, recipe, launch.reporter, name)
+                name: short_enough(each.problems, engine.tokenizer, recipe, launch.reporter.note, name)
                 for name, each in sets.items()
             }
             identity = {
@@ -324,6 +349,7 @@ class _Stage:
                 evaluate=measure,
             )
             if reached.version == recipe.steps:
+                self.unmeasured = self.stop.is_set() and bool(MEASURED & kept.keys())
                 await measure(reached.version, final=True)
             await ledger.flush()
         return reached
@@ -362,7 +388,7 @@ class _Stage:
         part = self.recipe.evaluate
 
         async def measure(version: int, *, final: bool = False) -> None:
-            for name in ("held_out", "unseen") if final else ("held_out",):
+            for name in sorted(MEASURED) if final else ("held_out",):
                 problems = kept.get(name, ())[: part.final_problems if final else part.problems]
                 if not problems or self.stop.is_set():
                     continue
@@ -386,40 +412,32 @@ class _Stage:
         return measure
 
 
-def check_gold(sets: Mapping[str, ProblemSet], judge: LocalJudge) -> None:
-    """Every reference must pass its own verifier. Raises DataError with the first rows that do not."""
-    bad = [(name, p, v) for name, each in sets.items() for p, v in gold.check_gold(each.problems, judge.verdict)]
-    if bad:
-        first = "; ".join(f"{p.source}: gold {p.reference!r:.60} is {v.status} ({v.why})" for _, p, v in bad[:3])
-        raise DataError(
-            f"{len(bad)} references do not pass their own verifier. {first}",
-            where=f"data.{bad[0][0]}",
-            fix="mend or drop the rows, or name another verifier in the source",
-        )
-
-
 def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
-    """What a run would do, without loading a model: stages, data, prompts, tokens. Raises what ``train`` would."""
+    """What a run would do, without loading weights: stages, data, prompts, tokens. Raises what ``train`` would."""
     out = []
+    folder = models.resolve(recipe.model, home)
+    tokenizer, notes = HFTokenizer(folder), list[str]()
     for name, stage in recipe.staged():
         sets = prepare(stage, base=base, name=name).sets
+        kept = {key: short_enough(each.problems, tokenizer, stage, notes.append, key) for key, each in sets.items()}
         samples = 1 if isinstance(stage.algorithm, SFT) else stage.allocation.samples_per_prompt
         out.append(
             {
                 "stage": name,
                 "algorithm": stage.algorithm.name,
                 "steps": stage.steps,
-                "problems": {key: len(each.problems) for key, each in sets.items()},
-                "skipped_rows": {key: len(each.skipped) for key, each in sets.items()},
+                "problems": {key: len(problems) for key, problems in kept.items()},
+                "bad_rows": _bad_rows(sets),
                 "samples_per_step": stage.prompts_per_step * samples,
                 "max_new_tokens_per_step": stage.prompts_per_step * samples * stage.sampling.max_new_tokens,
-                "example": next(iter(sets["train"].problems)).messages[-1].content,
+                "example": kept["train"][0].messages[-1].content,
             }
         )
     return {
         "recipe": recipe.name,
         "digest": digest(recipe),
-        "model": str(models.resolve(recipe.model, home)),
+        "model": str(folder),
+        "notes": notes,
         "stages": out,
     }
 
@@ -446,7 +464,7 @@ def evaluate_model(
     with closing(machine), closing(_judge(recipe, base)) as judge:
         problems = prepared.sets["train"].problems
         judge.bind([problem.verifier for problem in problems])
-        kept = short_enough(problems, machine.tokenizer, recipe, reporter, "eval")
+        kept = short_enough(problems, machine.tokenizer, recipe, reporter.note, "eval")
         return asyncio.run(
             evaluation.evaluate(
                 kept[:limit],

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 import threading
+from collections.abc import Callable
 
 from jurat.platform.ports import Reporter
 
 
 class StopOnSignals:
-    """Ctrl-C or SIGTERM once asks the loop to stop at a checkpoint, twice ends the process. Main thread only."""
+    """Ctrl-C or SIGTERM once asks the loop to stop at a checkpoint; twice calls ``last`` and ends the process, whatever
+    its threads are doing; three times ends it even if ``last`` hangs. Main thread only."""
 
-    def __init__(self, stop: asyncio.Event, reporter: Reporter) -> None:
-        self._stop, self._reporter = stop, reporter
+    def __init__(self, stop: asyncio.Event, reporter: Reporter, *, last: Callable[[], None]) -> None:
+        self._stop, self._reporter, self._last = stop, reporter, last
         self._here = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> None:
@@ -30,4 +34,12 @@ class StopOnSignals:
     def _asked(self, number: int) -> None:
         self._reporter.note("stopping at a checkpoint; once more to stop now")
         self._stop.set()
+        signal.signal(number, self._now)
+
+    def _now(self, number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
+        try:
+            self._last()
+            sys.stderr.flush()
+        finally:
+            os._exit(128 + number)

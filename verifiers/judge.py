@@ -317,7 +317,7 @@ class LocalJudge:
                 # Its file does not register it when it is loaded (the call stands inside a function, say).
                 self._add_origin(shipped(definition))
             return _Use.of(key, spec, self._remote[name])
-        raise unknown("verifier", name, [*catalog.names(), *self._remote], where="reward.members")
+        raise unknown("verifier", name, [*catalog.names(), *self._remote], where="verifier")
 
     def _add_origin(self, origin: Origin) -> None:
         with self._lock:

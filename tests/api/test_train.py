@@ -93,6 +93,20 @@ def test_interrupt_then_second_process_then_resume(jurat: Any, launch: Any, smal
     assert "before" in done.err, "the table of a resumed run begins with what the first process measured"
 
 
+def test_interrupted_twice_it_ends_at_once_and_says_so(jurat: Any, launch: Any, small: Path, tmp_path: Path) -> None:
+    small.write_text(small.read_text().replace("steps: 8", "steps: 400"))
+    home = tmp_path / "home"
+    process = launch("train", small, "--run-id", "twice", "--home", home)
+    for line in process.stderr:
+        if line.startswith("grpo 2/400"):
+            process.send_signal(signal.SIGINT)
+        if line.startswith("stopping at a checkpoint"):
+            process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    (shown,) = jurat("runs", "ls", "--home", home, "--json").json["runs"]
+    assert (shown["state"], shown["detail"]) == ("interrupted", "stopped at once")
+
+
 def test_resume_of_a_finished_run_takes_no_step(jurat: Any, trained: Any) -> None:
     done = jurat("train", "--resume", trained.run, "--home", trained.home)
     assert done.code == 1

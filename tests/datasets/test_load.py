@@ -131,6 +131,12 @@ def test_the_text_around_the_gold_is_the_solution(tmp_path):
     assert (problem.reference, problem.columns["solution"]) == ("7", "3 + 4 = 7\n#### 7")
 
 
+def test_calculator_notes_are_dropped_where_asked(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"question": "?", "answer": "48/2 = <<48/2=24>>24, 1 << 2 >> 3\n#### 24"})
+    kept, dropped = (load(path, fields=Fields(calculator=c)).problems[0].columns["solution"] for c in ("keep", "drop"))
+    assert "<<48/2=24>>" in kept and dropped == "48/2 = 24, 1 << 2 >> 3\n#### 24"
+
+
 def test_a_reference_of_another_verifier_may_be_prose(tmp_path):
     path = write(tmp_path / "a.jsonl", {"question": "Sort a list.", "answer": "assert f([2, 1]) == [1, 2]\nassert f"})
     assert "assert f" in load(path, verifier="code").problems[0].reference
@@ -403,6 +409,7 @@ def test_field_maps_are_guessed(rows, fields):
 def test_no_guess_lists_the_columns():
     with pytest.raises(DataError, match="no column looks like the answer; columns: question, blob"):
         guess_fields([{"question": "a", "blob": 1}], where="x")
+    assert guess_fields([{"question": "a", "blob": "1"}], where="x", answer="blob") == Fields(answer="blob", gold="plain")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """Whole runs on the tiny model in this process: it learns, and what cannot work says why before a model loads."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -147,7 +150,7 @@ def test_a_gold_that_fails_its_own_verifier_is_named_with_its_row(tmp_path):
         tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": r"\frac{1"}
     )
     with pytest.raises(
-        DataError, match=r"1 references do not pass their own verifier. .*a.jsonl:2: gold '\\\\frac\{1'"
+        DataError, match=r"1 of 2 gold answers do not pass their own verifier:\s+.*a.jsonl:2: '\\\\frac\{1'"
     ):
         run(tmp_path, data={"train": {"source": source}})
 
@@ -203,7 +206,7 @@ def test_shipped_recipes_are_valid(name):
 
 def test_gold_is_checked_before_supervised_training_too(tmp_path):
     source = jsonl(tmp_path / "a.jsonl", {"question": "2+2?", "answer": r"\frac{1"})
-    with pytest.raises(DataError, match=r"1 references do not pass their own verifier"):
+    with pytest.raises(DataError, match=r"1 of 1 gold answers do not pass their own verifier"):
         run(tmp_path, data={"train": {"source": source}}, algorithm={"name": "sft"})
 
 
@@ -224,3 +227,78 @@ def test_resume_names_damaged_checkpoints_and_does_not_begin_again(tmp_path):
     with pytest.raises(RunFailed, match="every checkpoint of the stage is damaged"):
         launch.train(None, home=tmp_path, base=tmp_path, reporter=screen, resume="again")
     assert any("model.safetensors is damaged" in note for note in screen.notes)
+
+
+def test_a_long_solution_is_left_out_or_refused_never_cut(tmp_path):
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1), "why": str(n + 1)} for n in range(7)]
+    rows.append({"question": "9+9=", "answer": "18", "why": "9 and 9 make 18" * 3})
+    source = {"source": jsonl(tmp_path / "a.jsonl", *rows), "fields": {"solution": "why"}}
+    sft = {"algorithm": {"name": "sft", "max_solution_tokens": 20}, "data": {"train": source}}
+    _, screen = run(tmp_path, **sft)
+    assert any("1 of 8 solutions of data.train are longer than 20 tokens" in note for note in screen.notes)
+    with pytest.raises(DataError, match=r"1 of 8 solutions of data.train .*a.jsonl:8"):
+        run(tmp_path, **{**sft, "data": {"train": source, "long_prompts": "refuse"}})
+
+
+def test_a_curriculum_without_sampling_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="supervised fine-tuning samples nothing"):
+        run(tmp_path, algorithm={"name": "sft"}, data={**TINY["data"], "curriculum": {}})
+
+
+def test_a_dry_run_counts_long_prompts(tmp_path):
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(3)]
+    rows.append({"question": "1+" * 300 + "1=", "answer": "301"})
+    source = jsonl(tmp_path / "a.jsonl", *rows)
+    recipe = validate({**TINY, "data": {"train": {"source": source}, "max_prompt_tokens": 40}}, where="test")
+    plan = launch.dry_run(recipe, home=tmp_path, base=tmp_path)
+    assert plan["stages"][0]["problems"] == {"train": 3}
+    assert "1 of 4 prompts of data.train" in plan["notes"][0]
+
+
+class Interrupting(Screen):
+    """Ctrl-C as soon as ``when(stage, version)``: version 0 when a stage begins."""
+
+    def __init__(self, when):
+        super().__init__()
+        self.when = when
+
+    def start(self, **said):
+        super().start(**said)
+        self.maybe(0)
+
+    def step(self, report):
+        super().step(report)
+        self.maybe(report.version)
+
+    def maybe(self, version):
+        if self.when(self.starts[-1]["stage"], version):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)  # the handler runs between two turns of the loop
+
+
+def interrupted(home, when, **changes):
+    """(how it ended, how it went on)"""
+    recipe = validate({**TINY, **changes}, where="test")
+    first = launch.train(recipe, home=home, base=home, reporter=Interrupting(when))
+    screen = Screen()
+    again = launch.train(None, home=home, base=home, reporter=screen, resume=first.run)
+    return first, again, screen
+
+
+def test_a_finished_stage_is_not_measured_again(tmp_path):
+    """Stopped in stage 2 before its first checkpoint: the run goes on there, with what stage 1 came to on record."""
+    stages = [
+        {"name": "sft", "steps": 2, "algorithm": {"name": "sft"}},
+        {"name": "grpo", "steps": 2, "algorithm": {"name": "grpo"}},
+    ]
+    first, again, screen = interrupted(tmp_path, lambda stage, version: stage == "grpo", stages=stages)
+    assert (first.state, first.step, again.state) == ("interrupted", 0, "finished")
+    assert [said["stage"] for said in screen.starts] == ["grpo"]
+    assert [(e.stage, e.step) for e in screen.evaluations] == [("grpo", 2)]
+
+
+def test_a_stop_in_the_last_step_leaves_the_evaluation_to_the_resumed_run(tmp_path):
+    first, again, screen = interrupted(tmp_path, lambda stage, version: version == 2)
+    assert (first.state, first.step) == ("interrupted", 2)
+    assert (again.state, screen.steps) == ("finished", [])
+    assert [e.step for e in screen.evaluations] == [2]
