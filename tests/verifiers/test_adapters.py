@@ -60,8 +60,8 @@ def test_the_installed_trl_takes_it():
     torch = pytest.importorskip("torch")
     reward = adapters.trl_reward("math")
     fake = types.SimpleNamespace(
-        accelerator=types.SimpleNamespace(device=torch.device("cpu")), reward_funcs=[reward], environments=None,
-        reward_processing_classes=[None], reward_func_names=[reward.__name__], state=None, args=types.SimpleNamespace(),
+        accelerator=types.SimpleNamespace(device=torch.device("cpu"), is_main_process=True), reward_funcs=[reward], environments=None,
+        reward_processing_classes=[None], reward_func_names=[reward.__name__], state=types.SimpleNamespace(global_step=0), args=types.SimpleNamespace(report_to=[]),
         _log_completion_extra=None, _log_metric=None, chat_template_kwargs={},
     )  # fmt: skip
     inputs = [{"prompt": "1/2?", "answer": "1/2"}]
