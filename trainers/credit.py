@@ -36,8 +36,8 @@ class Solution:
 
     @classmethod
     def of(cls, steps: Sequence[Step], char_ends: IntArray, outcome: float) -> Solution:
-        """Steps without a score join the one that follows."""
-        scored = [step for step in steps if step.score is not None]
+        """In the order of their ends, whatever order a verifier told them in; steps without a score join the next."""
+        scored = sorted((step for step in steps if step.score is not None), key=lambda step: step.end)
         scores = np.array([step.score for step in scored], dtype=np.float64)
         return cls(scores=scores, ends=step_ends(scored, char_ends), num_tokens=len(char_ends), outcome=outcome)
 

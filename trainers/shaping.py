@@ -67,10 +67,10 @@ class Shaping:
 def token_rewards(
     reward: float, num_tokens: int, *, kl: Rewards | None = None, coef: float = 0.0, mask: BoolArray | None = None
 ) -> Rewards:
-    """[N]: ``-coef * kl_t`` at every trained token, and the reward at the last one (PPO for language models).
+    """[N]: ``-coef * kl_t`` at every trained token, and the reward at the last one (arXiv 1909.08593, eq. 2).
 
     ``kl`` [N] is k1, ``log pi(sampler) - log pi_ref``, of the policy that sampled: in the reward it is a constant, and
-    the gradient of the whole is that of the reverse KL.
+    at gamma 1 the gradient of the whole is that of the reverse KL.
     """
     trained = np.arange(num_tokens) if mask is None else np.flatnonzero(mask)
     rewards = np.zeros(num_tokens)

@@ -147,6 +147,29 @@ def test_whiten_by_hand():
     assert whiten([np.array([5.0])])[0].tolist() == [0]
 
 
+def test_reinforce_pp_by_hand():
+    # Returns 1, 1 and -1 over three tokens: mean 1/3, variance 4/3.
+    scale = np.sqrt(4 / 3 + 1e-8)
+    first, second = reinforce_pp([np.array([0.0, 1.0]), np.array([-1.0])])
+    np.testing.assert_allclose(first, np.array([2 / 3, 2 / 3]) / scale)
+    np.testing.assert_allclose(second, np.array([-4 / 3]) / scale)
+    # Centred 0.5 over two tokens and -0.5 over one: mean 1/6, variance 1/3.
+    got = reinforce_pp_baseline([np.array([1.0, 0.0])], [np.array([2, 1])])[0]
+    np.testing.assert_allclose(got, np.array([1 / 3, -2 / 3]) / np.sqrt(1 / 3 + 1e-8))
+
+
+def test_several_rewards_by_hand():
+    # The second member does not apply to the first sample; of the others it is -1, 1 over sqrt 2.
+    part, root = np.array([[1.0, np.nan], [0.0, 0.0], [0.0, 1.0]]), np.sqrt(2)
+    summed = np.array([2 / 3, -1 / 3, -1 / 3]) * np.sqrt(3) + np.array([0, -1, 1]) / root
+    got = normalise_then_sum([part], np.array([1.0, 1.0]), eps=1e-12)[0]
+    np.testing.assert_allclose(got, summed / summed.std(ddof=1))
+    assert weighted_sum(part, np.array([0.5, 2.0])).tolist() == [0.5, 0, 2]
+    pair, apart = [np.array([1.0, 0.0]), np.array([4.0])], np.sqrt(13 / 3)
+    np.testing.assert_allclose(normalise(pair, "batch", eps=0.0)[0], np.array([0.5, -0.5]) / apart)
+    assert [a.tolist() for a in normalise(pair, "none")] == [[0.5, -0.5], [0]]
+
+
 def test_groups_of_one_do_not_disturb_what_is_compared():
     pair, lengths = np.array([1.0, 0.0]), np.array([2, 3])
     alone = reinforce_pp_baseline([pair], [lengths])[0]

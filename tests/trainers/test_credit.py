@@ -73,8 +73,11 @@ def test_the_last_character_of_a_step_names_its_last_token():
 
 
 def test_a_step_without_a_score_joins_the_next():
-    made = Solution.of([step(0, 5, None), step(6, 8, 0.5)], np.array([3, 5, 6, 8, 10]), outcome=1.0)
+    char_ends = np.array([3, 5, 6, 8, 10])
+    made = Solution.of([step(0, 5, None), step(6, 8, 0.5)], char_ends, outcome=1.0)
     assert (made.scores.tolist(), made.ends.tolist(), made.num_tokens, made.outcome) == ([0.5], [3], 5, 1.0)
+    turned = Solution.of([step(6, 99, 0.5), step(0, 5, 0.25)], char_ends, outcome=1.0)
+    assert (turned.scores.tolist(), turned.ends.tolist()) == ([0.25, 0.5], [1, 4])
     empty = Solution.of([], np.array([], dtype=np.int64), outcome=0.0)
     assert all(rule([empty, empty])[0].shape == (0,) for rule in CREDITS.values())
 
