@@ -30,10 +30,15 @@ def token_sum(weights: Sequence[FloatArray], atoms: Sequence[int], constant: int
     return list(weights)
 
 
-def seq_mean_token_mean(weights: Sequence[FloatArray], atoms: Sequence[int], constant: int) -> list[FloatArray]:
-    """``mean over y of (sum m L / sum m)`` (GRPO, arXiv 2402.03300, eq. 3): short answers weigh more per token."""
+def seq_mean_token_mean(
+    weights: Sequence[FloatArray], atoms: Sequence[int], constant: int, *, eps: float = 0.0
+) -> list[FloatArray]:
+    """``mean over y of (sum m L / sum m)`` (GRPO, arXiv 2402.03300, eq. 3): short answers weigh more per token.
+
+    verl adds ``eps`` = 1e-8 to each ``sum m``.
+    """
     count = _sequences(weights)
-    return [_over(w, count * _mass(w)) for w in weights]
+    return [_over(w, count * (_mass(w) + eps)) for w in weights]
 
 
 def seq_mean_token_sum(weights: Sequence[FloatArray], atoms: Sequence[int], constant: int) -> list[FloatArray]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from jurat.platform.types import Microbatch
-from jurat.trainers.losses.policy import Metrics, PolicyLoss
+from jurat.trainers.losses.policy import Metrics, PolicyLoss, ratio_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +23,6 @@ class CISPO(PolicyLoss):
     high: float = 4.0
 
     def surrogate(self, current: Tensor, log_ratio: Tensor, mb: Microbatch) -> tuple[Tensor, Metrics]:
-        ratio = torch.exp(log_ratio.detach())
+        ratio = ratio_of(log_ratio.detach())
         clipped = ratio.clamp(1.0 - self.low, 1.0 + self.high)
         return -clipped * mb.advantages * current, {"clip_fraction": (mb.weights * (clipped != ratio)).sum()}

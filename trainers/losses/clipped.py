@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from jurat.platform.types import Microbatch
-from jurat.trainers.losses.policy import Metrics, PolicyLoss
+from jurat.trainers.losses.policy import Metrics, PolicyLoss, ratio_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Clipped(PolicyLoss):
     dual: float | None = None
 
     def surrogate(self, current: Tensor, log_ratio: Tensor, mb: Microbatch) -> tuple[Tensor, Metrics]:
-        ratio = torch.exp(log_ratio)
+        ratio = ratio_of(log_ratio)
         plain = -mb.advantages * ratio
         clipped = -mb.advantages * ratio.clamp(1.0 - self.low, 1.0 + self.high)
         losses = torch.maximum(plain, clipped)

@@ -59,17 +59,19 @@ class Importance:
         return kept / self.mean
 
 
-def self_normalised(importance: Importance, proximal: Tensor, update: Microbatch) -> Importance:
+def self_normalised(importance: Importance, proximal: Tensor, update: Microbatch, eps: float = 0.0) -> Importance:
     """``importance`` with factors of mean 1 over ``update``, the whole of it, so that splits agree.
 
     The mean is over targets, or over sequences for ``level="sequence"``; below 1e-8 (all zeroed) nothing is divided.
+    verl adds ``eps`` = 1e-8 to numbers of tokens.
     """
     factors = importance(proximal, proximal, update)
     if importance.level == "token":
-        mean = float(factors[update.loss_mask].mean()) if bool(update.loss_mask.any()) else 1.0
+        total, count = factors[update.loss_mask].sum(), update.loss_mask.sum() + eps
     else:
-        counted = segment_sum(torch.ones_like(factors), update) > 0
-        mean = float(segment_mean(factors, update)[counted].mean()) if bool(counted.any()) else 1.0
+        total = segment_mean(factors, update, eps).sum()
+        count = (segment_sum(torch.ones_like(factors), update) > 0).sum()
+    mean = float(total / count) if count > 0 else 0.0
     return dataclasses.replace(importance, mean=importance.mean * (mean if mean > 1e-8 else 1.0))
 
 

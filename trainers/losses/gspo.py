@@ -32,7 +32,7 @@ class GSPO(PolicyLoss):
 
     def surrogate(self, current: Tensor, log_ratio: Tensor, mb: Microbatch) -> tuple[Tensor, Metrics]:
         mean = spread(segment_mean(log_ratio.detach(), mb), mb)
-        ratio = torch.exp((current - current.detach() + mean).clamp(max=10.0))
+        ratio = torch.exp((current - current.detach() + mean).clamp(-20.0, 10.0))
         plain = -mb.advantages * ratio
         clipped = -mb.advantages * ratio.clamp(1.0 - self.low, 1.0 + self.high)
         metrics = {"clip_fraction": (mb.weights * (clipped > plain)).sum().detach()}

@@ -16,6 +16,11 @@ Metrics = Mapping[str, Tensor]
 """Sums weighted as the loss is."""
 
 
+def ratio_of(log_ratio: Tensor) -> Tensor:
+    """``exp``, clamped so that it neither overflows nor is 0."""
+    return torch.exp(log_ratio.clamp(-20.0, 20.0))
+
+
 class Correction(Protocol):
     """A factor per token on the surrogate (not on KL and entropy), never with a gradient."""
 
@@ -32,7 +37,7 @@ class PolicyLoss:
     """``sum_t weights_t (prod_c c_t L_t + kl_coef KL_t + entropy_coef rho_t sg[log pi_t])``; a subclass gives ``L_t``.
 
     Without ``mb.proximal_logprobs`` the proximal policy is the current one (first and only update of a batch): rho = 1,
-    and the gradient of rho is that of log pi. Log-ratios are clamped to +-20, so that rho neither overflows nor is 0.
+    and the gradient of rho is that of log pi. Log-ratios are clamped to +-20.
 
     KL: see ``losses/kl.py``. ``kl_off_policy`` multiplies it by rho: on tokens of the proximal policy, rho k3 has the
     gradient of the reverse KL, exactly (DeepSeek-V3.2, arXiv 2512.02556, section 3.1; TRL's ``use_bias_correction_kl``).
@@ -60,13 +65,13 @@ class PolicyLoss:
         return self.kl_coef == 0.0 and self.entropy_coef == 0.0
 
     def surrogate(self, current: Tensor, log_ratio: Tensor, mb: Microbatch) -> tuple[Tensor, Metrics]:
-        """Log-probs [T] and clamped log rho [T] -> (``L_t`` [T], metrics)."""
+        """Log-probs [T] and log rho [T] -> (``L_t`` [T], metrics)."""
         raise NotImplementedError
 
     def __call__(self, current: Tensor, mb: Microbatch) -> tuple[Tensor, Metrics]:
         """current [T] -> scalar to be summed over microbatches; metrics are weighted sums in the same way."""
         proximal = current.detach() if mb.proximal_logprobs is None else mb.proximal_logprobs
-        log_ratio = (current - proximal).clamp(-20.0, 20.0)
+        log_ratio = current - proximal
         losses, found = self.surrogate(current, log_ratio, mb)
         metrics = dict(found)
         for correction in self.corrections:
@@ -79,10 +84,10 @@ class PolicyLoss:
             assert mb.ref_logprobs is not None
             kl = KL_ESTIMATORS[self.kl_estimator](current - mb.ref_logprobs)
             if self.kl_off_policy:
-                kl = kl * torch.exp(log_ratio)
+                kl = kl * ratio_of(log_ratio)
             losses = losses + self.kl_coef * kl
             metrics["kl_ref"] = (mb.weights * kl).sum().detach()
         if self.entropy_coef:
-            losses = losses + self.entropy_coef * torch.exp(log_ratio) * current.detach()
+            losses = losses + self.entropy_coef * ratio_of(log_ratio) * current.detach()
         loss = (mb.weights * losses).sum()
         return loss, {"loss": loss.detach(), **metrics}

@@ -81,7 +81,8 @@ class KTO(_Preference):
         good = segment_mean(mb.labels, mb) > 0.5
         gain = torch.sigmoid(self.beta * torch.where(good, h - z0, z0 - h))
         weights = segment_sum(mb.weights, mb)
-        loss = (weights * torch.where(good, self.desirable, self.undesirable) * (1 - gain)).sum()
+        value = torch.full_like(h, self.undesirable).masked_fill(good, self.desirable)
+        loss = (weights * value * (1 - gain)).sum()
         share = (weights * good).sum()
         return loss, {"loss": loss.detach(), "desirable": share, "gain": (weights * gain).sum().detach()}
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from jurat.platform.types import Microbatch
-from jurat.trainers.losses.policy import Metrics, PolicyLoss
+from jurat.trainers.losses.policy import Metrics, PolicyLoss, ratio_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,5 +22,5 @@ class SAPO(PolicyLoss):
     negative: float = 1.05
 
     def surrogate(self, current: Tensor, log_ratio: Tensor, mb: Microbatch) -> tuple[Tensor, Metrics]:
-        tau = torch.where(mb.advantages > 0, self.positive, self.negative)
-        return -mb.advantages * torch.sigmoid(tau * (torch.exp(log_ratio) - 1)) * 4 / tau, {}
+        tau = torch.full_like(mb.advantages, self.negative).masked_fill(mb.advantages > 0, self.positive)
+        return -mb.advantages * torch.sigmoid(tau * (ratio_of(log_ratio) - 1)) * 4 / tau, {}

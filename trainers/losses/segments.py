@@ -20,9 +20,9 @@ def segment_sum(values: Tensor, mb: Microbatch) -> Tensor:
     return values.new_zeros(len(mb.offsets) - 1).index_add(0, segment_of(mb)[targets], values[targets])
 
 
-def segment_mean(values: Tensor, mb: Microbatch) -> Tensor:
-    """[T] -> [S]; 0 for a segment without a target."""
-    return segment_sum(values, mb) / segment_sum(torch.ones_like(values), mb).clamp(min=1)
+def segment_mean(values: Tensor, mb: Microbatch, eps: float = 0.0) -> Tensor:
+    """[T] -> [S]; 0 for a segment without a target. ``eps`` is added to the number of targets."""
+    return segment_sum(values, mb) / (segment_sum(torch.ones_like(values), mb).clamp(min=1) + eps)
 
 
 def segment_max(values: Tensor, mb: Microbatch) -> Tensor:

@@ -32,7 +32,9 @@ class VESPO(PolicyLoss):
     def surrogate(self, current: Tensor, log_ratio: Tensor, mb: Microbatch) -> tuple[Tensor, Metrics]:
         log_w = segment_sum((current.detach() - mb.sampler_logprobs).clamp(-20.0, 20.0), mb)
         log_w = spread(log_w.clamp(math.log(1e-8), 20.0), mb)
-        power = torch.where(mb.advantages >= 0, self.positive[0], self.negative[0])
-        decay = torch.where(mb.advantages >= 0, self.positive[1], self.negative[1])
+        power, decay = (
+            torch.full_like(log_w, low).masked_fill(mb.advantages >= 0, high)
+            for high, low in zip(self.positive, self.negative, strict=True)
+        )
         phi = torch.exp(power * log_w + decay * (1 - torch.exp(log_w)))
         return -phi * mb.advantages * current, {"phi": (mb.weights * phi).sum()}
