@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from jurat.platform.types import Allocation, Group, Visit
 from jurat.trainers.allocation.posterior import Correctness
@@ -22,8 +22,9 @@ def mixed_share(p: float, n: int) -> float:
 
 
 def rollouts_per_mixed_group(p: float, n: int) -> float:
-    """Expected samples drawn for one group that is kept: ``n / (1 - p^n - (1 - p)^n)``, 0 < p < 1."""
-    return n / mixed_share(p, n)
+    """Expected samples drawn for one group that is kept: ``n / (1 - p^n - (1 - p)^n)``."""
+    share = mixed_share(p, n)
+    return n / share if share > 0 else inf
 
 
 @dataclass(frozen=True, slots=True)

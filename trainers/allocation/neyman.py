@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum
+from math import fsum, sqrt
 from typing import Literal
 
 from jurat.platform.types import Allocation, Visit
@@ -16,6 +16,31 @@ from jurat.trainers.allocation.rule import Remembering
 def gain(variance: float, cost: float, n: int, centre: int = 1) -> float:
     """What sample n + 1 takes off ``v / (n - centre)``, per unit of cost: ``v / ((n - c)(n + 1 - c)) / cost``."""
     return variance / ((n - centre) * (n + 1 - centre)) / cost
+
+
+def variance(variances: Sequence[float], given: Sequence[float], centre: int = 1) -> float:
+    """``sum v_i / (n_i - centre)``: P^2 times the variance of the prompt-mean gradient."""
+    return fsum(v / (n - centre) for v, n in zip(variances, given, strict=True))
+
+
+def relaxed(
+    variances: Sequence[float], costs: Sequence[float], *, budget: float, least: int, most: int, centre: int = 1
+) -> list[float]:
+    """[P] the real n_i that ``counts`` follows: ``n_i - centre = level sqrt(v_i / c_i)``, clipped to [least, most].
+
+    The level at which the budget is spent is found by bisection; ``least`` for a prompt without variance.
+    """
+    roots = [sqrt(v / c) for v, c in zip(variances, costs, strict=True)]
+
+    def at(level: float) -> list[float]:
+        return [min(float(most), max(float(least), centre + level * root)) for root in roots]
+
+    low, high = 0.0, most / min((root for root in roots if root), default=1.0)
+    for _ in range(200):
+        middle = (low + high) / 2
+        spent = fsum(n * c for n, c in zip(at(middle), costs, strict=True))
+        low, high = (low, middle) if spent > budget else (middle, high)
+    return at(low)
 
 
 def counts(
