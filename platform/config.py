@@ -124,7 +124,7 @@ def validate(
         ) from None
 
 
-_TAGS = {"grpo", "rloo", "sft"}
+_TAGS = {"grpo", "rloo", "sft", "uniform", "neyman", "difficulty", "dapo", "until_mixed"}
 """Discriminator values, which pydantic puts into the path of a fault."""
 
 

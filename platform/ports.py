@@ -135,6 +135,13 @@ class Allocator(Protocol):
         """Sample counts for a whole batch, from the past only."""
         ...
 
+    def draws(self, wanted: int, kept: int, refills: int) -> int:
+        """Visits to draw now for a batch of ``wanted`` groups of which ``kept`` are there; 0 = the batch is done.
+
+        ``refills`` is 0 when the batch is planned, then counts the draws after that.
+        """
+        ...
+
     def extend(self, group: Group) -> int:
         """More samples wanted for a finished group (0 = done)."""
         ...

@@ -5,9 +5,10 @@ Words: prompts, samples and tokens. There are no mini, micro or global batch siz
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 
 class Part(BaseModel):
@@ -142,8 +143,109 @@ Algorithm = Annotated[PolicyGradient | SFT, Field(discriminator="name")]
 
 
 class Uniform(Part):
+    """The same number of samples for every prompt."""
+
     name: Literal["uniform"] = "uniform"
     samples_per_prompt: int = Field(default=8, ge=1)
+
+    def most(self, prompts: int) -> int:
+        """Samples of a step of that many prompts, at most; so in every part."""
+        return prompts * self.samples_per_prompt
+
+
+class Neyman(Part):
+    """More samples where the past says that they take most off the gradient's variance for their cost."""
+
+    name: Literal["neyman"]
+    samples_per_prompt: int = Field(default=8, ge=2)
+    """The budget: what this many for each prompt would cost."""
+    min_samples: int = Field(default=2, ge=2)
+    max_samples: int = Field(default=32, ge=2)
+    cost: Literal["tokens", "samples"] = "tokens"
+    """tokens: a sample costs its prompt's expected length, and a step at most the budget; samples: exactly the budget."""
+    gradient: Literal["equal", "length"] = "equal"
+    """Squared gradient norm of one sample: alike for all prompts, or as its length (losses that sum over tokens)."""
+    decay: float = Field(default=0.7, ge=0, le=1)
+    """Of a prompt's counts and length at each visit: the policy moves."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Neyman:
+        if not self.min_samples <= self.samples_per_prompt <= self.max_samples:
+            raise ValueError(
+                "needs min_samples <= samples_per_prompt <= max_samples, got "
+                f"{self.min_samples}, {self.samples_per_prompt}, {self.max_samples}"
+            )
+        return self
+
+    def most(self, prompts: int) -> int:
+        return prompts * (self.samples_per_prompt if self.cost == "samples" else self.max_samples)
+
+
+class Difficulty(Part):
+    """Few samples for easy prompts, more for hard ones, by the success that the past leads to expect."""
+
+    name: Literal["difficulty"]
+    samples: tuple[Annotated[int, Field(ge=1)], ...] = (1, 2, 3, 4, 5)
+    """From the easiest band to the hardest."""
+    thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.8, 0.6, 0.4, 0.2)
+    """Falling; success at or above the first is the easiest band, below the last the hardest."""
+    single: Literal["posterior", "greedy"] = "posterior"
+    """Baseline of a single sample: the expected reward of the past (no cost), or one greedy rollout."""
+    decay: float = Field(default=0.7, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _bands(self) -> Difficulty:
+        if len(self.samples) != len(self.thresholds) + 1:
+            raise ValueError(
+                f"{len(self.thresholds)} thresholds make {len(self.thresholds) + 1} bands, but samples has {len(self.samples)}"
+            )
+        if any(low >= high for high, low in zip(self.thresholds, self.thresholds[1:], strict=False)):
+            raise ValueError(f"thresholds must fall, got {list(self.thresholds)}")
+        return self
+
+    @property
+    def samples_per_prompt(self) -> int:
+        """At most."""
+        return max(self.samples)
+
+    def most(self, prompts: int) -> int:
+        return prompts * max(n + (n == 1) for n in self.samples)  # a single sample may bring a greedy one
+
+
+class Dapo(Part):
+    """Dynamic sampling: keep groups that are mixed by correctness, draw more prompts until there are enough."""
+
+    name: Literal["dapo"]
+    samples_per_prompt: int = Field(default=8, ge=2)
+    oversample: float = Field(default=1.5, ge=1)
+    """Prompts drawn for each one that is missing."""
+    max_refills: int = Field(default=4, ge=0)
+    """Rounds of drawing after the first; then the batch is short."""
+
+    def most(self, prompts: int) -> int:
+        return ceil(self.oversample * prompts) * (1 + self.max_refills) * self.samples_per_prompt
+
+
+class UntilMixed(Part):
+    """Rounds of samples until a group is mixed: a curriculum, since it biases the gradient towards hard prompts."""
+
+    name: Literal["until_mixed"]
+    samples_per_prompt: int = Field(default=4, ge=2)
+    """Of each round."""
+    max_samples: int = Field(default=64, ge=2)
+
+    def most(self, prompts: int) -> int:
+        return prompts * self.max_samples
+
+
+def _named(value: Any) -> Any:
+    return {"name": "uniform", **value} if isinstance(value, dict) else value
+
+
+Allocation = Annotated[
+    Annotated[Uniform | Neyman | Difficulty | Dapo | UntilMixed, Field(discriminator="name")], BeforeValidator(_named)
+]
+"""Uniform where no name is given."""
 
 
 class SamplingPart(Part):
@@ -220,7 +322,7 @@ class Stage(Part):
     data: Data | None = None
     prompt: Prompt | None = None
     algorithm: Algorithm | None = None
-    allocation: Uniform | None = None
+    allocation: Allocation | None = None
     sampling: SamplingPart | None = None
     optim: Optim | None = None
     reward: RewardPart | None = None
@@ -245,7 +347,7 @@ class Recipe(Part):
     """A user's files, relative to the recipe."""
     reward: RewardPart = RewardPart()
     algorithm: Algorithm = PolicyGradient()
-    allocation: Uniform = Uniform()
+    allocation: Allocation = Uniform()
     sampling: SamplingPart = SamplingPart()
     optim: Optim = Optim()
     steps: int = Field(default=100, ge=1)

@@ -26,7 +26,7 @@ from jurat.platform.runs.store import Store
 from jurat.platform.types import CheckpointRef, Evaluation, Problem
 from jurat.trainers import evaluate as evaluation
 from jurat.trainers.algorithms import build_algorithm
-from jurat.trainers.allocate import UniformAllocator
+from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.buffer import Buffer
 from jurat.trainers.data import load_sets, sampling_of, short_enough
 from jurat.trainers.limits import Limits
@@ -127,6 +127,7 @@ class Prepared:
 def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
     build_algorithm(recipe)
+    build_allocator(recipe)
     sets = load_sets(recipe, base=base)
     problems = [problem for each in sets.values() for problem in each.problems]
     with closing(_judge(recipe, base)) as judge:
@@ -294,6 +295,8 @@ class _Stage:
             )
             learners = {"policy": engine.learner}
             algorithm = build_algorithm(recipe)
+            for note in bias(recipe, algorithm):
+                launch.reporter.note(note)
             if parent:
                 await checkpointing.load_into(Path(parent.path), learners, weights_only=True)
             scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
@@ -373,7 +376,7 @@ class _Stage:
             seed=recipe.seed,
             problems=order,
             by_id=by_id,
-            allocator=UniformAllocator(recipe.allocation.samples_per_prompt),
+            allocator=build_allocator(recipe),
             sampler=engine.sampler,
             judge=judge,
             tokenizer=engine.tokenizer,
@@ -420,7 +423,9 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
     for name, stage in recipe.staged():
         sets = prepare(stage, base=base, name=name).sets
         kept = {key: short_enough(each.problems, tokenizer, stage, notes.append, key) for key, each in sets.items()}
-        samples = 1 if isinstance(stage.algorithm, SFT) else stage.allocation.samples_per_prompt
+        teaches = isinstance(stage.algorithm, SFT)
+        samples = stage.prompts_per_step if teaches else stage.allocation.most(stage.prompts_per_step)
+        notes += [] if teaches else bias(stage, build_algorithm(stage))
         out.append(
             {
                 "stage": name,
@@ -428,8 +433,8 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
                 "steps": stage.steps,
                 "problems": {key: len(problems) for key, problems in kept.items()},
                 "bad_rows": _bad_rows(sets),
-                "samples_per_step": stage.prompts_per_step * samples,
-                "max_new_tokens_per_step": stage.prompts_per_step * samples * stage.sampling.max_new_tokens,
+                "samples_per_step": samples,
+                "max_new_tokens_per_step": samples * stage.sampling.max_new_tokens,
                 "example": kept["train"][0].messages[-1].content,
             }
         )

@@ -15,6 +15,9 @@ def step_metrics(batch: Batch, reports: Sequence[UpdateReport]) -> dict[str, flo
     scored = [s for g in groups for s in g.scored]
     rewards = np.array([s.judgement.reward.value for s in scored if s.judgement.reward.value is not None])
     lengths = np.array([s.rollout.num_completion_tokens for s in scored])
+    drawn = (*groups, *(group for group, _ in batch.discarded))
+    every = [s for g in drawn for s in (*g.scored, *([g.baseline] if g.baseline else []))]
+    counts = np.array([len(g.scored) for g in groups])
     out: dict[str, float] = {
         "reward/mean": _mean(rewards),
         "reward/std": float(rewards.std()) if len(rewards) else 0.0,
@@ -23,8 +26,12 @@ def step_metrics(batch: Batch, reports: Sequence[UpdateReport]) -> dict[str, flo
         "tokens/max_length": float(lengths.max(initial=0)),
         "tokens/truncated": _mean(np.array([s.rollout.finish == "length" for s in scored])),
         "tokens/sampled": float(lengths.sum()),
+        "tokens/generated": float(sum(s.rollout.num_completion_tokens for s in every)),
         "group/count": float(len(groups)),
         "group/discarded": float(len(batch.discarded)),
+        "group/refills": float(max((g.allocation.evidence.get("refill", 0) for g in drawn), default=0)),
+        "group/samples_min": float(counts.min()) if len(counts) else 0.0,
+        "group/samples_max": float(counts.max(initial=0)),
     }
     spreads = []
     for group in groups:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -80,10 +80,19 @@ async def sample_and_judge(
     return Scored(rollout=rollout, judgement=await judge.judge(problem, rollout.text, finish=rollout.finish))
 
 
+Planned = tuple[Visit, Allocation]
+BASELINE = -1
+"""Index of a greedy baseline within its group."""
+
+
 @dataclass(slots=True)
 class Rollouts:
     """A GroupSource. A plan (visits with their allocations) outlives an interrupt; a half-sampled batch is drawn again
-    from the same seeds."""
+    from the same seeds.
+
+    Where the allocator refills, a batch's later draws join its plan, so that they too are the same after an interrupt.
+    Groups beyond ``prompts_per_step``, and those that the allocator does not keep, are discarded with the reason.
+    """
 
     run: str
     stage: str
@@ -96,50 +105,97 @@ class Rollouts:
     tokenizer: Tokenizer
     sampling: Sampling
     prompts_per_step: int
+    greedy_baseline: bool = False
+    """One greedy rollout for every visit (ReMax), whatever its allocation says."""
     curriculum: Callable[[int, float], None] | None = None
     """Told (level, mean reward) of each group when the loop takes its batch."""
-    plans: dict[int, tuple[tuple[Visit, Allocation], ...]] = field(default_factory=dict)
+    plans: dict[int, list[tuple[Planned, ...]]] = field(default_factory=dict)
+    """step -> visits of the first draw, of the first refill, ..."""
 
     def plan(self, step: int) -> None:
-        visits = self.problems.draw(self.prompts_per_step)
-        self.plans[step] = tuple(zip(visits, self.allocator.plan(visits), strict=True))
+        self.plans[step] = []
+        self._draw(step, kept=0)
+
+    def _draw(self, step: int, *, kept: int) -> bool:
+        """Add a draw to the plan of ``step``; False where the allocator or the data set has no more."""
+        refills = len(self.plans[step])
+        visits = self.problems.draw(self.allocator.draws(self.prompts_per_step, kept, refills))
+        allocations = [
+            replace(each, greedy_baseline=each.greedy_baseline or self.greedy_baseline)
+            for each in self.allocator.plan(visits)
+        ]
+        if refills:
+            allocations = [replace(each, evidence={**each.evidence, "refill": refills}) for each in allocations]
+        if visits:
+            self.plans[step].append(tuple(zip(visits, allocations, strict=True)))
+        return bool(visits)
 
     async def batch(self, step: int) -> Batch:
         started = time.perf_counter()
         sampled: list[float] = []
-        async with asyncio.TaskGroup() as tasks:
-            groups = [
-                tasks.create_task(self._group(tasks, visit, allocation, sampled))
-                for visit, allocation in self.plans[step]
-            ]
-        done = [task.result() for task in groups]
-        reasons = [self.allocator.keep(group) for group in done]
+        kept: list[Group] = []
+        discarded: list[tuple[Group, str]] = []
+        done = 0
+        while done < len(self.plans[step]) or self._draw(step, kept=len(kept)):
+            for group in await self._groups(self.plans[step][done], sampled):
+                reason = self._why_not(group, len(kept))
+                if reason:
+                    discarded.append((group, reason))
+                else:
+                    kept.append(group)
+            done += 1
         end = time.perf_counter()
         last_token = max(sampled, default=end)
         return Batch(
             step=step,
-            groups=tuple(group for group, reason in zip(done, reasons, strict=True) if not reason),
-            discarded=tuple((group, reason) for group, reason in zip(done, reasons, strict=True) if reason),
+            groups=tuple(kept),
+            discarded=tuple(discarded),
             seconds={"sample": last_token - started, "judge": end - last_token},
         )
+
+    def _why_not(self, group: Group, kept: int) -> str:
+        """'' to keep a group, else why it is discarded."""
+        if group.baseline is not None and group.baseline.judgement.reward.value is None:
+            return "its greedy baseline has no score"
+        reason = self.allocator.keep(group)
+        return reason or ("more groups than prompts_per_step" if kept == self.prompts_per_step else "")
+
+    async def _groups(self, planned: Sequence[Planned], sampled: list[float]) -> list[Group]:
+        async with asyncio.TaskGroup() as tasks:
+            made = [tasks.create_task(self._group(tasks, *each, sampled)) for each in planned]
+        return [task.result() for task in made]
 
     async def _group(
         self, tasks: asyncio.TaskGroup, visit: Visit, allocation: Allocation, sampled: list[float]
     ) -> Group:
         prompt = self.tokenizer.encode_prompt(visit.problem.messages)
-        wanted, scored = range(allocation.samples), list[Scored]()
-        while wanted:
-            made = [tasks.create_task(self._scored(visit, index, prompt, sampled)) for index in wanted]
-            scored += [await task for task in made]
-            group = Group(visit=visit, scored=tuple(scored), allocation=allocation)
-            wanted = range(len(scored), len(scored) + self.allocator.extend(group))
-        return group
+        greedy = None
+        if allocation.greedy_baseline:
+            argmax = replace(self.sampling, temperature=0.0)
+            greedy = tasks.create_task(self._scored(visit, BASELINE, prompt, sampled, argmax))
+        group, rounds = Group(visit=visit, scored=(), allocation=allocation), [allocation.samples]
+        while rounds[-1]:
+            first = len(group.scored)
+            made = [
+                tasks.create_task(self._scored(visit, index, prompt, sampled, self.sampling))
+                for index in range(first, first + rounds[-1])
+            ]
+            group = replace(group, scored=(*group.scored, *[await task for task in made]))
+            rounds.append(self.allocator.extend(group))
+        if len(rounds) > 2:
+            grown = replace(
+                allocation, samples=len(group.scored), evidence={**allocation.evidence, "rounds": rounds[:-1]}
+            )
+            group = replace(group, allocation=grown)
+        return group if greedy is None else replace(group, baseline=await greedy)
 
-    async def _scored(self, visit: Visit, index: int, prompt: IntArray, sampled: list[float]) -> Scored:
+    async def _scored(
+        self, visit: Visit, index: int, prompt: IntArray, sampled: list[float], sampling: Sampling
+    ) -> Scored:
         problem = visit.problem
         name = rollout_id(self.run, self.stage, problem.id, visit.visit, index)
         seed = seed_of(self.seed, self.stage, problem.id, visit.visit, index)
-        request = Request(rollout_id=name, prompt=prompt, sampling=self.sampling, seed=seed)
+        request = Request(rollout_id=name, prompt=prompt, sampling=sampling, seed=seed)
         return await sample_and_judge(
             request,
             problem,
@@ -168,28 +224,38 @@ class Rollouts:
     def state(self) -> Mapping[str, Any]:
         """JSON: cursor, allocator, and plans not yet taken."""
         plans = {
-            str(step): [
-                [visit.problem.id, visit.visit, visit.position, allocation.samples, allocation.reason]
-                for visit, allocation in plan
-            ]
-            for step, plan in self.plans.items()
+            str(step): [[_row(*each) for each in planned] for planned in draws] for step, draws in self.plans.items()
         }
         return {"problems": dict(self.problems.state()), "allocator": dict(self.allocator.state()), "plans": plans}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.problems.restore(state["problems"])
         self.allocator.restore(state["allocator"])
-        self.plans = {int(step): tuple(map(self._planned, plan)) for step, plan in state["plans"].items()}
+        self.plans = {
+            int(step): [tuple(map(self._planned, planned)) for planned in draws]
+            for step, draws in state["plans"].items()
+        }
 
-    def _planned(self, row: Sequence[Any]) -> tuple[Visit, Allocation]:
-        problem_id, visit, position, samples, reason = row
-        if problem_id not in self.by_id:
+    def _planned(self, row: Mapping[str, Any]) -> Planned:
+        if row["problem"] not in self.by_id:
             raise DataError(
-                f"the checkpoint plans problem {problem_id}, which the data set no longer has",
+                f"the checkpoint plans problem {row['problem']}, which the data set no longer has",
                 where="data.train",
                 fix="resume with the data set of the run",
             )
-        return (
-            Visit(problem=self.by_id[problem_id], visit=visit, position=position),
-            Allocation(samples=samples, reason=reason),
-        )
+        visit = Visit(problem=self.by_id[row["problem"]], visit=row["visit"], position=row["position"])
+        return visit, Allocation(**row["allocation"])
+
+
+def _row(visit: Visit, allocation: Allocation) -> dict[str, Any]:
+    return {
+        "problem": visit.problem.id,
+        "visit": visit.visit,
+        "position": visit.position,
+        "allocation": {
+            "samples": allocation.samples,
+            "reason": allocation.reason,
+            "greedy_baseline": allocation.greedy_baseline,
+            "evidence": dict(allocation.evidence),
+        },
+    }

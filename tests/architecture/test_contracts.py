@@ -95,6 +95,7 @@ def test_the_heart_is_whole(root: Path) -> None:
         "advantages",
         "credit",
         "allocate",
+        "allocation",
         "samples",
         "packing",
         "buffer",
