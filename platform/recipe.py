@@ -112,22 +112,93 @@ class RewardPart(Part):
 
 
 class KL(Part):
+    """Distance to the model that the stage began with."""
+
     coef: float = Field(default=0.0, ge=0)
+    place: Literal["loss", "reward"] = "loss"
+    """reward: k1 of each token is taken off its reward, whatever ``estimator`` says."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
+    off_policy: bool = False
+    """Multiply by the ratio to the proximal policy: the gradient of k3 is then that of the reverse KL."""
+
+
+class Correction(Part):
+    """What to do about a sampler that is not quite the policy that learns; bounds are on pi_learner / pi_sampler."""
+
+    name: Literal["tis", "icepop", "decoupled", "reject", "off_policy_mask"]
+    """tis: ratio cut at ``high``; icepop: 0 outside [low, high]; decoupled: the plain ratio (AReaL); reject: 0 where a
+    divergence exceeds ``limit`` nats (MIS); off_policy_mask: 0 on bad sequences that the policy left by ``limit`` nats."""
+    low: float = Field(default=0.5, ge=0)
+    high: float = Field(default=2.0, gt=0)
+    level: Literal["token", "sequence"] = "token"
+    divergence: Literal["k1", "k2", "k3"] = "k3"
+    limit: float = Field(default=1.0, gt=0)
+
+
+class Overlong(Part):
+    """DAPO's soft overlong punishment; the limit is ``sampling.max_new_tokens``."""
+
+    cache: int = Field(ge=1)
+    """Last tokens before the limit, over which the reward falls by ``factor``."""
+    factor: float = Field(default=1.0, gt=0)
+
+
+class Shaping(Part):
+    """From the judged reward to the optimised one: ``clip(scale * r + offset - length penalties)``."""
+
+    scale: float = 1.0
+    offset: float = 0.0
+    per_token: float = Field(default=0.0, ge=0)
+    """Penalty per completion token beyond ``free_tokens``."""
+    free_tokens: int = Field(default=0, ge=0)
+    overlong: Overlong | None = None
+    clip: tuple[float, float] | None = None
+
+    @field_validator("clip")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not value[0] < value[1]:
+            raise ValueError(f"clip needs low < high, got {list(value)}")
+        return value
+
+
+class Credit(Part):
+    """How rewards of steps, from verifiers that judge steps, become advantages of tokens."""
+
+    name: Literal["outcome", "sum", "min", "shaped", "function"] = "outcome"
+    """outcome: steps are not read. shaped takes the place of the outcome's advantage; the others are added to it."""
+    weight: float = Field(default=1.0, gt=0)
+    gate: bool = True
+    """Where the outcome is wrong no step counts above 0."""
+
+
+AdvantageName = Literal[
+    "grpo", "dr_grpo", "rloo", "maxrl", "best_of_n", "opo", "remax", "reinforce_pp", "reinforce_pp_baseline"
+]
+LossName = Literal["clipped", "gspo", "cispo", "plain"]
+AggregationName = Literal[
+    "token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean"
+]
 
 
 class PolicyGradient(Part):
-    """GRPO and its relatives: an advantage rule, a clipped loss, an aggregation."""
+    """An advantage rule, a loss, an aggregation. What is not given is what ``name`` stands for in ``trainers/presets.py``."""
 
-    name: Literal["grpo", "rloo"] = "grpo"
-    advantage: Literal["grpo", "rloo", "dr_grpo"] | None = None
-    """None: the one the name stands for."""
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_high: float = Field(default=0.2, gt=0)
+    name: Literal[
+        "grpo", "dr_grpo", "dapo", "remax", "rloo", "reinforce_pp", "gspo", "cispo", "raft", "opo", "maxrl"
+    ] = "grpo"
+    advantage: AdvantageName | None = None
+    loss: LossName | None = None
+    clip_low: float | None = Field(default=None, gt=0, le=1)
+    clip_high: float | None = Field(default=None, gt=0)
     dual_clip: float | None = Field(default=None, gt=1)
     """Upper bound c of the loss of negative advantages, as a multiple of -A."""
-    aggregation: Literal["token-mean", "prompt-mean"] = "token-mean"
+    aggregation: AggregationName | None = None
     kl: KL = KL()
+    entropy_coef: float = Field(default=0.0, ge=0)
+    corrections: tuple[Correction, ...] = ()
+    shaping: Shaping | None = None
+    credit: Credit = Credit()
 
 
 class SFT(Part):

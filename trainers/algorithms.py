@@ -1,18 +1,44 @@
-"""The explicit table of algorithms: recipe part -> Algorithm. A new one is one line here and one small file."""
+"""From a recipe to an Algorithm: tables of rules and losses, and what cannot go together."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
 from jurat.platform.errors import ConfigError
-from jurat.platform.recipe import SFT, Recipe
-from jurat.trainers.advantages import ADVANTAGES
+from jurat.platform.recipe import SFT, PolicyGradient, Recipe
+from jurat.platform.recipe import Correction as CorrectionPart
 from jurat.trainers.aggregation import AGGREGATIONS
+from jurat.trainers.allocation.posterior import Correctness
+from jurat.trainers.losses.cispo import CISPO
 from jurat.trainers.losses.clipped import Clipped
+from jurat.trainers.losses.correction import Importance, OffPolicyMask, Rejection
 from jurat.trainers.losses.cross_entropy import CrossEntropy
-from jurat.trainers.samples import Algorithm
+from jurat.trainers.losses.gspo import GSPO
+from jurat.trainers.losses.plain import Plain
+from jurat.trainers.losses.policy import Correction, PolicyLoss
+from jurat.trainers.presets import filled
+from jurat.trainers.samples import ESTIMATORS, Algorithm, credit_rule
+from jurat.trainers.shaping import LengthPenalty, Shaping, SoftOverlong
+
+CORRECTIONS: Mapping[str, Callable[[CorrectionPart], Correction]] = MappingProxyType(
+    {
+        "tis": lambda part: Importance(high=part.high, level=part.level),
+        "icepop": lambda part: Importance(low=part.low, high=part.high, level=part.level, outside="zero"),
+        "decoupled": lambda part: Importance(level=part.level),
+        "reject": lambda part: Rejection(
+            part.limit, divergence=part.divergence, level="token" if part.level == "token" else "mean"
+        ),
+        "off_policy_mask": lambda part: OffPolicyMask(part.limit),
+    }
+)
 
 
 def build_algorithm(recipe: Recipe) -> Algorithm:
-    """Flat arguments from a recipe. Raises ConfigError where keys contradict each other."""
+    """Raises ConfigError where keys contradict each other."""
+    recipe = filled(recipe)
     part = recipe.algorithm
     if isinstance(part, SFT):
         if recipe.data.curriculum is not None:
@@ -23,36 +49,114 @@ def build_algorithm(recipe: Recipe) -> Algorithm:
             )
         return Algorithm(
             name="sft",
-            advantage=None,
             objectives={"policy": CrossEntropy()},
             aggregation=AGGREGATIONS["token-mean"],
             constant=1,
             needs={},
         )
-    if recipe.allocation.samples_per_prompt < 2:
-        raise ConfigError(
-            f"algorithm.name {part.name!r} compares the samples of a group, but allocation.samples_per_prompt is "
-            f"{recipe.allocation.samples_per_prompt}: every advantage would be 0",
-            where="allocation.samples_per_prompt",
-            fix="set it to 2 or more",
-        )
+    _refuse(part, recipe)
+    assert part.advantage and part.aggregation and part.shaping
     needs = {}
     if part.kl.coef > 0:
         needs["ref_logprobs"] = "reference"
     if recipe.updates_per_step * recipe.epochs > 1:
         needs["proximal_logprobs"] = "policy"
-    loss = Clipped(
-        low=part.clip_low,
-        high=part.clip_high,
-        dual=part.dual_clip,
-        kl_coef=part.kl.coef,
-        kl_estimator=part.kl.estimator,
-    )
+    outcomes = tuple(place for place, member in enumerate(recipe.reward.members) if member.role == "outcome")
     return Algorithm(
         name=part.name,
-        advantage=ADVANTAGES[part.advantage or part.name],
-        objectives={"policy": loss},
+        estimator=part.advantage,
+        shaping=_shaping(part, recipe),
+        kl_in_reward=part.kl.coef if part.kl.place == "reward" else 0.0,
+        credit=None if part.credit.name == "outcome" else credit_rule(part.credit, Correctness(outcomes)),
+        objectives={"policy": _loss(part)},
         aggregation=AGGREGATIONS[part.aggregation],
         constant=recipe.sampling.max_new_tokens,
         needs=needs,
     )
+
+
+def _loss(part: PolicyGradient) -> PolicyLoss:
+    shared: dict[str, Any] = {
+        "kl_coef": part.kl.coef if part.kl.place == "loss" else 0.0,
+        "kl_estimator": part.kl.estimator,
+        "kl_off_policy": part.kl.off_policy,
+        "entropy_coef": part.entropy_coef,
+        "corrections": tuple(CORRECTIONS[each.name](each) for each in part.corrections),
+    }
+    low = math.inf if part.clip_low is None else part.clip_low
+    high = math.inf if part.clip_high is None else part.clip_high
+    match part.loss:
+        case "clipped":
+            return Clipped(low=low, high=high, dual=part.dual_clip, **shared)
+        case "gspo":
+            return GSPO(low=low, high=high, **shared)
+        case "cispo":
+            return CISPO(low=low, high=high, **shared)
+        case _:
+            return Plain(**shared)
+
+
+def _shaping(part: PolicyGradient, recipe: Recipe) -> Shaping:
+    given = part.shaping
+    assert given is not None
+    overlong, limit = given.overlong, recipe.sampling.max_new_tokens
+    return Shaping(
+        scale=given.scale,
+        offset=given.offset,
+        length=LengthPenalty(per_token=given.per_token, free=given.free_tokens) if given.per_token else None,
+        overlong=SoftOverlong(limit=limit, cache=overlong.cache, factor=overlong.factor) if overlong else None,
+        clip=given.clip,
+    )
+
+
+def _refuse(part: PolicyGradient, recipe: Recipe) -> None:
+    """Raises ConfigError naming both keys of a pair that makes no sense."""
+    name = f"algorithm.name {part.name!r}"
+    assert part.advantage and part.shaping
+    single = recipe.allocation.name == "uniform" and recipe.allocation.samples_per_prompt < 2
+    if single and part.advantage != "remax" and ESTIMATORS[part.advantage].compares:
+        raise ConfigError(
+            f"{name} compares the samples of a group, but allocation.samples_per_prompt is "
+            f"{recipe.allocation.samples_per_prompt}: every advantage would be 0",
+            where="allocation.samples_per_prompt",
+            fix="set it to 2 or more",
+        )
+    if part.loss == "plain" and recipe.updates_per_step * recipe.epochs > 1:
+        raise ConfigError(
+            f"{name} with algorithm.loss 'plain' has no ratio to correct for updates_per_step x epochs = "
+            f"{recipe.updates_per_step * recipe.epochs} updates of one batch",
+            where="updates_per_step",
+            fix="set updates_per_step and epochs to 1, or algorithm.loss: clipped",
+        )
+    if part.loss in ("clipped", "gspo") and (part.clip_low is None or part.clip_high is None):
+        raise ConfigError(
+            f"algorithm.loss {part.loss!r} needs algorithm.clip_low and algorithm.clip_high; {name} gives none",
+            where="algorithm.clip_low",
+            fix="set both, as in clip_low: 0.2, clip_high: 0.2",
+        )
+    if part.dual_clip is not None and part.loss != "clipped":
+        raise ConfigError(
+            f"algorithm.dual_clip bounds the loss 'clipped', but algorithm.loss is {part.loss!r}",
+            where="algorithm.dual_clip",
+            fix="leave it out, or set algorithm.loss: clipped",
+        )
+    if part.advantage == "maxrl" and (part.shaping.offset < 0 or part.shaping.scale < 0):
+        raise ConfigError(
+            "algorithm.advantage 'maxrl' divides by the mean reward, which algorithm.shaping makes negative",
+            where="algorithm.shaping",
+            fix="use rewards from 0 up: offset 0",
+        )
+    if part.shaping.overlong and part.shaping.overlong.cache > recipe.sampling.max_new_tokens:
+        raise ConfigError(
+            f"algorithm.shaping.overlong.cache {part.shaping.overlong.cache} exceeds sampling.max_new_tokens "
+            f"{recipe.sampling.max_new_tokens}",
+            where="algorithm.shaping.overlong.cache",
+            fix="set it to a fifth of sampling.max_new_tokens, as DAPO does",
+        )
+    for place, each in enumerate(part.corrections):
+        if each.low >= each.high:
+            raise ConfigError(
+                f"algorithm.corrections[{place}].low {each.low} is not below its high {each.high}",
+                where=f"algorithm.corrections[{place}]",
+                fix="bounds of a ratio around 1, as in low: 0.5, high: 2",
+            )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from jurat.platform import recipe as parts
 from jurat.platform.errors import ConfigError
 from jurat.platform.types import Allocation, Visit
-from jurat.trainers.advantages import rloo
 from jurat.trainers.aggregation import prompt_mean
 from jurat.trainers.allocation.difficulty import DifficultyAllocator
 from jurat.trainers.allocation.mixed import DapoAllocator, UntilMixedAllocator
@@ -64,7 +63,7 @@ def build_allocator(recipe: parts.Recipe) -> Rule:
 def bias(recipe: parts.Recipe, algorithm: Algorithm) -> list[str]:
     """One line for each way in which unequal sample counts move the objective away from the mean over prompts."""
     part, said = recipe.allocation, list[str]()
-    if isinstance(part, parts.Uniform) or algorithm.advantage is None:
+    if isinstance(part, parts.Uniform) or algorithm.estimator is None:
         return said
     if isinstance(part, parts.UntilMixed | parts.Dapo):
         said.append(f"allocation.name {part.name} goes by this step's own outcomes: a curriculum, not the plain mean")
@@ -75,7 +74,7 @@ def bias(recipe: parts.Recipe, algorithm: Algorithm) -> list[str]:
             f"allocation.name {part.name} gives prompts unequal sample counts, and algorithm.aggregation weighs a prompt "
             "by them: a curriculum. algorithm.aggregation: prompt-mean counts each prompt once"
         )
-    if algorithm.advantage is not rloo:
+    if algorithm.estimator != "rloo":
         said.append(
             f"allocation.name {part.name} gives prompts unequal sample counts, and the scale of algorithm.advantage "
             "depends on the count. algorithm.advantage: rloo does not"

@@ -18,7 +18,7 @@ from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import GroupSource, Judge, Reporter
-from jurat.platform.recipe import SFT, Data, Prompt, Recipe, RewardPart, SamplingPart, Source
+from jurat.platform.recipe import SFT, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.records import RunInfo
@@ -33,6 +33,7 @@ from jurat.trainers.limits import Limits
 from jurat.trainers.loop import Reached, Run
 from jurat.trainers.loop import train as run_loop
 from jurat.trainers.offline import Demonstrations
+from jurat.trainers.presets import filled
 from jurat.trainers.rollouts import Rollouts
 from jurat.trainers.signals import StopOnSignals
 from jurat.verifiers.judge import LocalJudge, build_judge
@@ -81,6 +82,7 @@ def train(
     if found is not None:
         recipe, base = Recipe.model_validate(found.recipe), Path(found.meta["base"])
     assert recipe is not None
+    recipe = filled(recipe)
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
     rewards = [each.reward for each in prepared]
     run = found or store.create_run(
@@ -126,7 +128,7 @@ class Prepared:
 
 def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
-    build_algorithm(recipe)
+    build_algorithm(recipe)  # both refuse what makes no sense
     build_allocator(recipe)
     sets = load_sets(recipe, base=base)
     problems = [problem for each in sets.values() for problem in each.problems]
@@ -382,6 +384,7 @@ class _Stage:
             tokenizer=engine.tokenizer,
             sampling=sampling_of(recipe.sampling, engine.tokenizer),
             prompts_per_step=recipe.prompts_per_step,
+            greedy_baseline=isinstance(recipe.algorithm, PolicyGradient) and recipe.algorithm.advantage == "remax",
             curriculum=order.observe if recipe.data.curriculum else None,
         )
 
@@ -418,6 +421,7 @@ class _Stage:
 def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
     """What a run would do, without loading weights: stages, data, prompts, tokens. Raises what ``train`` would."""
     out = []
+    recipe = filled(recipe)
     folder = models.resolve(recipe.model, home)
     tokenizer, notes = HFTokenizer(folder), list[str]()
     for name, stage in recipe.staged():

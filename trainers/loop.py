@@ -127,7 +127,7 @@ async def train(
         await link.publish(version)
         buffer.published(version)
         clock.lap("publish")
-        metrics = step_metrics(batch, reports)
+        metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(batch.groups)}
         report = StepReport(
             step=step,
             version=version,

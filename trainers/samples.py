@@ -1,20 +1,138 @@
-"""From judged groups to samples: whole-batch mathematics. An algorithm is data: a rule, objectives, an aggregation."""
+"""From judged groups to samples: whole-batch mathematics. An algorithm is data: rules, objectives, an aggregation.
+
+Order: reward as judged -> shaping -> KL in the reward -> baseline and normalisation -> credit of steps -> mask.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from jurat.platform.ports import Objective, Scorer
-from jurat.platform.types import FloatArray, Group, Rollout, Sample, Scored
-from jurat.trainers.advantages import Rewards
+from jurat.platform.recipe import Credit as CreditPart
+from jurat.platform.types import FloatArray, Group, IntArray, Rollout, Sample, Scored
+from jurat.trainers.advantages import (
+    ADVANTAGES,
+    GroupRule,
+    Rewards,
+    opo,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    remax,
+)
 from jurat.trainers.aggregation import Aggregation, token_mean
+from jurat.trainers.allocation.posterior import Correctness
+from jurat.trainers.credit import CREDITS, Solution, gated
 from jurat.trainers.packing import pack
+from jurat.trainers.shaping import Shaping, token_rewards
 
 Scores = Mapping[str, Mapping[str, FloatArray]]
 """column name -> rollout id -> [L]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Optimised:
+    """The samples of one group that learn, with the rewards that are optimised."""
+
+    scored: tuple[Scored, ...]
+    """[n] with a reward"""
+    rewards: Rewards
+    """[n] shaped"""
+    lengths: IntArray
+    """[n] completion tokens"""
+    penalties: tuple[Rewards, ...]
+    """n times [N]: what the KL takes off the reward of each token; zeros without one."""
+    baseline: float | None
+    """Shaped reward of a greedy sample, or what the past leads to expect; None where none was brought."""
+
+    @property
+    def totals(self) -> Rewards:
+        """[n] rewards less the KL of the whole completion"""
+        return self.rewards - np.array([float(penalty.sum()) for penalty in self.penalties], dtype=np.float64)
+
+
+Estimate = Callable[[Sequence[Optimised]], list[list[Rewards]]]
+"""All groups of a batch -> advantages [N] of each sample of each group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    estimate: Estimate
+    compares: bool = True
+    """Whether a sample alone, without a baseline, tells nothing."""
+
+
+def over_groups(rule: Callable[[Optimised], Rewards]) -> Estimate:
+    """A rule that gives each sample of one group one number."""
+    return lambda batch: [_spread(rule(group), group) for group in batch]
+
+
+def _spread(values: Rewards, group: Optimised) -> list[Rewards]:
+    return [np.full(length, value) for value, length in zip(values, group.lengths, strict=True)]
+
+
+def _simple(rule: GroupRule) -> Estimator:
+    return Estimator(over_groups(lambda group: rule(group.totals, group.baseline)))
+
+
+def _remax(group: Optimised) -> Rewards:
+    assert group.baseline is not None, "a group of ReMax without its greedy sample"
+    return remax(group.totals, group.baseline)
+
+
+def _reinforce_pp(batch: Sequence[Optimised]) -> list[list[Rewards]]:
+    flat = [
+        token_rewards(float(reward), int(length)) - penalty
+        for group in batch
+        for reward, length, penalty in zip(group.rewards, group.lengths, group.penalties, strict=True)
+    ]
+    found = iter(reinforce_pp(flat))
+    return [[next(found) for _ in group.scored] for group in batch]
+
+
+def _reinforce_pp_baseline(batch: Sequence[Optimised]) -> list[list[Rewards]]:
+    found = reinforce_pp_baseline(
+        [group.totals for group in batch], [group.lengths for group in batch], [group.baseline for group in batch]
+    )
+    return [_spread(values, group) for values, group in zip(found, batch, strict=True)]
+
+
+ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
+    {
+        **{name: _simple(rule) for name, rule in ADVANTAGES.items()},
+        "opo": Estimator(over_groups(lambda group: opo(group.totals, group.lengths, group.baseline))),
+        "remax": Estimator(over_groups(_remax), compares=False),
+        "reinforce_pp": Estimator(_reinforce_pp, compares=False),
+        "reinforce_pp_baseline": Estimator(_reinforce_pp_baseline),
+    }
+)
+
+
+CreditRule = Callable[[Optimised, list[Rewards]], list[Rewards]]
+"""(a group, advantages [N] of its samples from outcomes) -> advantages [N]."""
+
+
+def credit_rule(part: CreditPart, correctness: Correctness) -> CreditRule:
+    """Rewards of steps into advantages: ``shaped`` takes the outcomes' place, the other rules are added to it."""
+
+    def solution(scored: Scored, reward: float) -> Solution:
+        made = Solution.of(scored.judgement.reward.steps, scored.rollout.char_ends, reward)
+        right = (correctness.of(scored) or 0.0) >= 1.0
+        return gated(made, right=right) if part.gate and part.name != "shaped" else made
+
+    def rule(group: Optimised, outcomes: list[Rewards]) -> list[Rewards]:
+        solutions = [solution(scored, float(reward)) for scored, reward in zip(group.scored, group.totals, strict=True)]
+        found = CREDITS[part.name](solutions)
+        kept = 0.0 if part.name == "shaped" else 1.0
+        return [kept * outcome + part.weight * steps for outcome, steps in zip(outcomes, found, strict=True)]
+
+    return rule
+
+
+UNSHAPED = Shaping()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +140,12 @@ class Algorithm:
     """What a run optimises. Built from the recipe by ``trainers/algorithms.py``."""
 
     name: str
-    advantage: Callable[[Rewards], Rewards] | None
-    """None: every token has weight 1 and no advantage (SFT)."""
+    estimator: str | None = None
+    """Of ``ESTIMATORS``; None: every token has weight 1 and no advantage (SFT)."""
+    shaping: Shaping = UNSHAPED
+    kl_in_reward: float = 0.0
+    """Coefficient of ``log pi(sampler) - log pi_ref`` taken off each token's reward."""
+    credit: CreditRule | None = None
     objectives: Mapping[str, Objective]
     """role -> loss; ``policy`` always."""
     aggregation: Aggregation
@@ -34,31 +156,69 @@ class Algorithm:
 
     def samples(self, groups: Sequence[Group], scores: Scores) -> tuple[Sample, ...]:
         """Samples of all groups, in order; excluded ones (no reward) are left out of baseline, weights and samples."""
-        made: list[Sample] = []
-        for atom, group in enumerate(groups):
-            trained = [scored for scored in group.scored if scored.judgement.reward.value is not None]
-            rewards = np.array([scored.judgement.reward.value for scored in trained], dtype=np.float64)
-            advantages = np.zeros(len(trained)) if self.advantage is None else self.advantage(rewards)
-            made += [
-                self._sample(scored, float(advantage), atom, scores)
-                for scored, advantage in zip(trained, advantages, strict=True)
-            ]
-        return tuple(made)
+        batch = [self._optimised(group, scores) for group in groups]
+        if self.estimator is None:
+            advantages = [[np.zeros(length) for length in group.lengths] for group in batch]
+        else:
+            advantages = ESTIMATORS[self.estimator].estimate(batch)
+        if self.credit is not None:
+            advantages = [self.credit(group, found) for group, found in zip(batch, advantages, strict=True)]
+        return tuple(
+            self._sample(scored, advantage, atom, scores)
+            for atom, (group, found) in enumerate(zip(batch, advantages, strict=True))
+            for scored, advantage in zip(group.scored, found, strict=True)
+        )
 
-    def _sample(self, scored: Scored, advantage: float, atom: int, scores: Scores) -> Sample:
+    def shaped_mean(self, groups: Sequence[Group]) -> float:
+        """Mean of the shaped rewards over all samples that learn: what is optimised, but for the KL."""
+        found = np.concatenate([self._optimised(group, {}).rewards for group in groups] or [np.zeros(0)])
+        return float(found.mean()) if len(found) else 0.0
+
+    def _optimised(self, group: Group, scores: Scores) -> Optimised:
+        scored = tuple(each for each in group.scored if each.judgement.reward.value is not None)
+        penalties = tuple(self._penalty(each.rollout, scores) for each in scored)
+        return Optimised(
+            scored=scored,
+            rewards=self._shaped(scored),
+            lengths=_lengths(scored),
+            penalties=penalties,
+            baseline=self._baseline(group),
+        )
+
+    def _shaped(self, scored: Sequence[Scored]) -> Rewards:
+        values = np.array([each.judgement.reward.value for each in scored], dtype=np.float64)
+        return self.shaping(values, _lengths(scored))
+
+    def _penalty(self, rollout: Rollout, scores: Scores) -> Rewards:
+        if not self.kl_in_reward or not scores:
+            return np.zeros(rollout.num_completion_tokens)
+        moved = rollout.sampler_logprobs - scores["ref_logprobs"][rollout.id]
+        return self.kl_in_reward * moved[rollout.loss_mask].astype(np.float64)
+
+    def _baseline(self, group: Group) -> float | None:
+        if group.baseline is not None:
+            return float(self._shaped([group.baseline])[0])
+        expected = group.allocation.evidence.get("baseline")
+        return None if expected is None else self.shaping.scale * float(expected) + self.shaping.offset
+
+    def _sample(self, scored: Scored, advantage: Rewards, atom: int, scores: Scores) -> Sample:
         rollout = scored.rollout
-        mask = rollout.loss_mask.astype(np.float32)
-        columns = {name: scores[name][rollout.id] for name in self.needs}
+        advantages = np.zeros(len(rollout.tokens), dtype=np.float32)
+        advantages[rollout.loss_mask] = advantage
         return Sample(
             tokens=rollout.tokens,
             loss_mask=rollout.loss_mask,
             sampler_logprobs=rollout.sampler_logprobs,
-            weights=mask,
-            advantages=mask * np.float32(advantage),
+            weights=rollout.loss_mask.astype(np.float32),
+            advantages=advantages,
             atom=atom,
             rollout_id=rollout.id,
-            **columns,
+            **{name: scores[name][rollout.id] for name in self.needs},
         )
+
+
+def _lengths(scored: Sequence[Scored]) -> IntArray:
+    return np.array([each.rollout.num_completion_tokens for each in scored], dtype=np.int64)
 
 
 def _for_scoring(rollout: Rollout, atom: int) -> Sample:

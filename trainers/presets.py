@@ -1,0 +1,108 @@
+"""What each name of an algorithm stands for: one explicit table, every field of which a recipe may override.
+
+A preset fills only what the recipe does not give. The run record keeps the recipe as filled, so that it says what was
+in effect, whatever the table says later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from jurat.platform.recipe import (
+    AdvantageName,
+    AggregationName,
+    Allocation,
+    Dapo,
+    LossName,
+    Overlong,
+    PolicyGradient,
+    Recipe,
+    Shaping,
+    Uniform,
+)
+
+PLAIN = Shaping()
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    advantage: AdvantageName
+    loss: LossName
+    aggregation: AggregationName
+    clip_low: float | None = None
+    clip_high: float | None = None
+    allocation: Allocation | None = None
+    """Samples per prompt; None: the recipe's, 8 each where it gives none."""
+    updates_per_step: int | None = None
+    shaping: Shaping = PLAIN
+    overlong_share: float | None = None
+    """Soft overlong punishment over this last share of ``sampling.max_new_tokens``."""
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        # DeepSeekMath (arXiv 2402.03300), with DAPO's token mean and without KL, as most use it now
+        "grpo": Preset("grpo", "clipped", "token-mean", 0.2, 0.2),
+        # arXiv 2503.20783: no std, no length in the denominator
+        "dr_grpo": Preset("dr_grpo", "clipped", "seq-mean-token-sum-norm", 0.2, 0.2),
+        # arXiv 2503.14476: clip-higher, dynamic sampling, token-level loss, soft overlong punishment; rewards of +-1 and
+        # several updates per batch (there 16, of 512 prompts)
+        "dapo": Preset(
+            "grpo", "clipped", "token-mean", 0.2, 0.28, Dapo(name="dapo"), 4, Shaping(scale=2.0, offset=-1.0), 0.2
+        ),
+        # arXiv 2310.10505: one sample against one greedy one
+        "remax": Preset("remax", "plain", "prompt-mean", allocation=Uniform(samples_per_prompt=1)),
+        # arXiv 2402.14740
+        "rloo": Preset("rloo", "clipped", "prompt-mean", 0.2, 0.2),
+        # arXiv 2501.03262
+        "reinforce_pp": Preset("reinforce_pp", "clipped", "token-mean", 0.2, 0.2),
+        # arXiv 2507.18071
+        "gspo": Preset("grpo", "gspo", "seq-mean-token-mean", 3e-4, 4e-4),
+        # arXiv 2506.13585: no lower bound
+        "cispo": Preset("grpo", "cispo", "token-mean", None, 4.0),
+        # arXiv 2304.06767: imitate the best of each group
+        "raft": Preset("best_of_n", "plain", "token-mean"),
+        # arXiv 2505.23585, exactly on policy
+        "opo": Preset("opo", "plain", "prompt-mean"),
+        # arXiv 2602.02710
+        "maxrl": Preset("maxrl", "clipped", "prompt-mean", 0.2, 0.2),
+    }
+)
+
+
+def filled(recipe: Recipe) -> Recipe:
+    """``recipe`` with what its algorithms stand for where it gives nothing. Filling twice changes nothing."""
+    if not recipe.stages:
+        return _filled(recipe)
+    stages = []
+    for stage, (_, whole) in zip(recipe.stages, recipe.staged(), strict=True):
+        full = _filled(whole)
+        given = {key: getattr(full, key) for key in ("algorithm", "allocation", "updates_per_step")}
+        stages.append(stage.model_copy(update=given))
+    return recipe.model_copy(update={"stages": tuple(stages)})
+
+
+def _filled(recipe: Recipe) -> Recipe:
+    part = recipe.algorithm
+    if not isinstance(part, PolicyGradient):
+        return recipe
+    preset = PRESETS[part.name]
+    names = ("advantage", "loss", "aggregation", "clip_low", "clip_high")
+    found = {name: getattr(preset, name) for name in names if getattr(part, name) is None}
+    if part.shaping is None:
+        found["shaping"] = _shaping(preset, recipe)
+    out: dict[str, object] = {"algorithm": part.model_copy(update=found)}
+    if preset.allocation is not None and "allocation" not in recipe.model_fields_set:
+        out["allocation"] = preset.allocation
+    if preset.updates_per_step is not None and "updates_per_step" not in recipe.model_fields_set:
+        out["updates_per_step"] = preset.updates_per_step
+    return recipe.model_copy(update=out)
+
+
+def _shaping(preset: Preset, recipe: Recipe) -> Shaping:
+    if preset.overlong_share is None:
+        return preset.shaping
+    cache = max(1, round(preset.overlong_share * recipe.sampling.max_new_tokens))
+    return preset.shaping.model_copy(update={"overlong": Overlong(cache=cache)})
