@@ -44,8 +44,8 @@ class PolicyLoss:
 
     Entropy: ``E_prox[rho log pi] = -H(pi)`` token by token, so the term is a bonus of ``entropy_coef * H`` whose gradient
     ``rho log pi grad log pi`` is unbiased if the proximal policy drew the tokens (``-log pi`` as a loss has none at all).
-    It needs no logits but is noisier than the gradient of the full sum over the vocabulary, and vanishes nowhere: use a
-    small coefficient. Like PPO's it holds the distribution of prefixes fixed.
+    It needs no logits but is noisier than the sum over the vocabulary, which ``losses/entropy.py`` would differentiate
+    if a learner kept logits. Like PPO's it holds the distribution of prefixes fixed.
     """
 
     kl_coef: float = 0.0
@@ -74,12 +74,13 @@ class PolicyLoss:
         log_ratio = current - proximal
         losses, found = self.surrogate(current, log_ratio, mb)
         metrics = dict(found)
-        for correction in self.corrections:
-            factor = correction(current.detach(), proximal, mb)
+        if self.corrections:
+            factor = torch.stack([correction(current.detach(), proximal, mb) for correction in self.corrections]).prod(
+                0
+            )
             losses = losses * factor
-            name = type(correction).__name__.lower()
-            metrics[f"{name}_mean"] = (mb.weights * factor).sum()
-            metrics[f"{name}_zeroed"] = (mb.weights * (factor == 0)).sum()
+            metrics["correction_mean"] = (mb.weights * factor).sum()
+            metrics["correction_zeroed"] = (mb.weights * (factor == 0)).sum()
         if self.kl_coef:
             assert mb.ref_logprobs is not None
             kl = KL_ESTIMATORS[self.kl_estimator](current - mb.ref_logprobs)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jurat.platform.types import Microbatch
+from jurat.trainers.losses.correction import sampler_log_ratio
 from jurat.trainers.losses.policy import Metrics, PolicyLoss
 from jurat.trainers.losses.segments import segment_sum, spread
 
@@ -30,7 +31,7 @@ class VESPO(PolicyLoss):
         return False
 
     def surrogate(self, current: Tensor, log_ratio: Tensor, mb: Microbatch) -> tuple[Tensor, Metrics]:
-        log_w = segment_sum((current.detach() - mb.sampler_logprobs).clamp(-20.0, 20.0), mb)
+        log_w = segment_sum(sampler_log_ratio(current.detach(), mb), mb)
         log_w = spread(log_w.clamp(math.log(1e-8), 20.0), mb)
         power, decay = (
             torch.full_like(log_w, low).masked_fill(mb.advantages >= 0, high)

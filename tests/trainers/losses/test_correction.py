@@ -53,10 +53,12 @@ def test_decoupled_ppo(rows):
     now = TRAINER + math.log(1.1)
     columns = {"advantages": torch.tensor([1.0, -1.0]).double(), "proximal_logprobs": TRAINER, "ref_logprobs": TRAINER}
     mb = rows.microbatch(MASK, sampler_logprobs=SAMPLER, **columns)
-    loss, gradient, _ = rows.run(Clipped(corrections=(Importance(),), kl_coef=1.0, kl_estimator="k1"), now, mb)
+    loss, gradient, metrics = rows.run(Clipped(corrections=(Importance(),), kl_coef=1.0, kl_estimator="k1"), now, mb)
     assert loss.item() == pytest.approx((-2 * 1.1 - 4 * 1.1 + 0.5 * 1.1) / 3 + math.log(1.1))
     wanted = torch.tensor([[-2.2, -4.4], [0.55, 0.0]]) / 3 + MASK / 3
     rows.close(gradient, wanted, 1e-7, "gradient")
+    assert metrics["correction_mean"].item() == pytest.approx(6.5 / 3)
+    assert metrics["correction_zeroed"].item() == 0.0
 
 
 def test_on_policy_changes_nothing_and_missing_log_probs_count_as_one(rows):

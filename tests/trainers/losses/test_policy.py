@@ -252,7 +252,7 @@ def vespo_sampler(rows, case):
         for values in (case["inputs"]["log_prob"], case["inputs"]["mask"], case["outputs"]["grad_log_prob"])
     )
     advantages = rows.tensor(case["inputs"]["advantages"], case).double()
-    phi = -slopes[:, :1] * mask.sum() / advantages[:, None]
+    phi = -(slopes.sum(1) / mask.sum(1) * mask.sum() / advantages)[:, None]
     assert phi.mean().item() == pytest.approx(case["outputs"]["metrics"]["vespo/phi_seq_mean"], rel=1e-5)
     power = torch.where(advantages >= 0, 2.0, 3.0)[:, None]
     decay = 5 - power
