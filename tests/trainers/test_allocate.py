@@ -375,7 +375,7 @@ def test_until_mixed_goes_on_to_its_cap():
         ({"name": "difficulty", "thresholds": [0.2, 0.4, 0.6, 0.8]}, "thresholds must fall"),
         ({"name": "dapo", "samples_per_prompt": 1}, "allocation.samples_per_prompt.*greater than or equal to 2"),
         ({"name": "neymann"}, "Did you mean 'neyman'"),
-        ({"name": "dapo", "max_refill": 3}, "unknown key 'allocation.max_refill'"),
+        ({"name": "dapo", "max_refill": 3}, "unknown key 'allocation.max_refill'. Did you mean 'max_refills'"),
     ],
 )
 def test_config_that_makes_no_sense(allocation, said):
@@ -450,7 +450,7 @@ LOGITS = np.log(np.array([[0.06, 0.5, 0.44], [0.2, 0.1, 0.7], [0.5, 0.3, 0.2], [
 """[4 prompts, 3 answers]; answer 0 is right. A softmax policy that can be enumerated."""
 
 
-def deviation(allocator, advantage, aggregation, *, steps=4000, warm=3):
+def deviation(allocator, advantage, aggregation, *, steps=3000, warm=3):
     """Largest |mean gradient - exact gradient| in standard errors, over the coordinates of the policy.
 
     The run's own sequence: plan from the past, sample, extend, keep, weigh, observe; the policy stands still.
