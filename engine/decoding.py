@@ -31,6 +31,8 @@ class Decoder(Protocol):
     refills: bool
     """Whether rows may be admitted while others run."""
     device: torch.device
+    kernels: str
+    """Who does the small operations, ``native`` or ``torch``: for the record."""
 
     def admit(self, prompts: Sequence[IntArray], draws: Draws) -> tuple[Tensor, Tensor]:
         """Add rows at the end; (first token [R], its log-prob [R]) of each. Equal neighbours share one prefill."""

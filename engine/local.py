@@ -63,6 +63,7 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
         "model": config.model_type,
         "parameters": network.master.numel(),
         "dtype": engine.dtype,
+        "kernels": decoder.kernels,
         "device": engine.device,
         "threads": count,
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -101,7 +102,8 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
     def network(of: FlatWeights) -> LlamaNetwork:
         return LlamaNetwork(of, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing)
 
-    return network(weights), LlamaDecoder(weights), lambda: LocalScorer(network(weights.copy()))
+    decoder = LlamaDecoder(weights, native=engine.kernels == "auto")
+    return network(weights), decoder, lambda: LocalScorer(network(weights.copy()))
 
 
 def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:

@@ -276,6 +276,8 @@ class Engine(Part):
     home: Literal["local"] = "local"
     path: Literal["auto", "fast", "simple"] = "auto"
     """fast: own kernels for Llama-like models; simple: the transformers model; auto: fast where it fits."""
+    kernels: Literal["auto", "torch"] = "auto"
+    """Small operations of a decode step on a CPU: auto: compiled from C at first use where that is possible."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Working copy; masters and gradients are float32 always."""
     device: str = "cpu"

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jurat.engine.llama.kernels import NativeKernels, TorchKernels, choose
 from jurat.engine.llama.linear import Matrix, can_pack
 from jurat.engine.llama.weights import FlatWeights, Shape
 from jurat.engine.sampling import Draws, draw
@@ -46,10 +47,14 @@ class LlamaDecoder:
 
     refills = True
 
-    def __init__(self, weights: FlatWeights, *, pack: bool | None = None) -> None:
+    def __init__(self, weights: FlatWeights, *, pack: bool | None = None, native: bool = True) -> None:
         shape = self.shape = weights.shape
         self._weights, self.dtype = weights, weights.dtype
         self.device = weights.master.device
+        self._kernels = (
+            choose(self.dtype, self.device, shape.rms_eps) if native else TorchKernels(self.dtype, shape.rms_eps)
+        )
+        self.kernels = self._kernels.name
         self.max_length = shape.max_length
         self.packs = can_pack(self.dtype, self.device) if pack is None else pack
         views, masters = weights.model(weights.working), weights.model(weights.master)
@@ -90,21 +95,20 @@ class LlamaDecoder:
         turns = self._turns[torch.cat([bundle.positions() for bundle in self._bundles])][:, None]
         sizes = [len(bundle.places) for bundle in self._bundles]
         for bundle in self._bundles:
-            bundle.begin_step()
-        shape = self.shape
-        turning = shape.heads + shape.kv_heads
-        for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._normed(x, layer.norm1)).view(len(x), -1, shape.head_dim)
-            qk, v = _turned(qkv[:, :turning], turns), qkv[:, turning:]
+            bundle.begin_step(views=isinstance(self._kernels, TorchKernels))
+        kernels, norms = self._kernels, [*(layer.norm1 for layer in self._layers[1:]), self._norm]
+        normed = kernels.add_norm(x, None, self._layers[0].norm1)
+        for index, (layer, after) in enumerate(zip(self._layers, norms, strict=True)):
+            qkv = layer.qkv(normed).view(len(x), -1, self.shape.head_dim)
             mixed = [
-                bundle.attend(index, *part)
-                for bundle, *part in zip(self._bundles, qk.split(sizes), v.split(sizes), strict=True)
+                bundle.attend(index, rows, angles, kernels)
+                for bundle, rows, angles in zip(self._bundles, qkv.split(sizes), turns.split(sizes), strict=True)
             ]
-            x += layer.o(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
-            x += self._mlp(layer, x)
+            normed = kernels.add_norm(x, layer.o(mixed[0] if len(mixed) == 1 else torch.cat(mixed)), layer.norm2)
+            normed = kernels.add_norm(x, layer.down(kernels.gated(layer.gate_up(normed))), after)
         for bundle in self._bundles:
             bundle.own += 1
-        return self._draw(self._head(self._normed(x, self._norm)), draws)
+        return self._draw(self._head(normed), draws)
 
     def keep(self, rows: Sequence[int]) -> None:
         at, kept = 0, []
@@ -147,8 +151,9 @@ class LlamaDecoder:
         turns = torch.cat([self._turns[:common], self._turns[common + here.nonzero()[:, 1]]])[:, None]
         x = self._embed[tokens].float()
         last = common + own.cumsum(0) - 1
+        kernels, added = self._kernels, None
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._normed(x, layer.norm1)).view(len(x), -1, shape.head_dim)
+            qkv = layer.qkv(kernels.add_norm(x, added, layer.norm1)).view(len(x), -1, shape.head_dim)
             turned = _turned(qkv[:, : queries + kv], turns)
             qkv = torch.cat([turned.to(self.dtype), qkv[:, queries + kv :]], dim=1)
             padded = qkv.new_zeros(len(prompts), width, *qkv.shape[1:])
@@ -171,19 +176,9 @@ class LlamaDecoder:
                     first, common_k, common_v, is_causal=True, scale=1.0, enable_gqa=grouped
                 )
                 mixed = torch.cat([start[0].transpose(0, 1), mixed])
-            x += layer.o(mixed.flatten(1))
-            x += self._mlp(layer, x)
-        return self._head(self._normed(x, self._norm)), bundle
-
-    def _mlp(self, layer: _Layer, x: Tensor) -> Tensor:
-        gate, up = layer.gate_up(self._normed(x, layer.norm2)).chunk(2, dim=-1)
-        return layer.down(F.silu(gate) * up)
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm (Zhang & Sennrich 2019) of the float32 stream [M, H], rounded for the next product."""
-        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale.square_().div_(x.shape[-1]).add_(self.shape.rms_eps).rsqrt_()
-        return (x * scale).mul_(weight).to(self.dtype)
+            normed = kernels.add_norm(x, layer.o(mixed.flatten(1)), layer.norm2)
+            added = layer.down(kernels.gated(layer.gate_up(normed)))
+        return self._head(kernels.add_norm(x, added, self._norm)), bundle
 
     def _draw(self, logits: Tensor, draws: Draws, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Draw from logits [B, V], or [U, V] read at index [B], a few rows in float32 at a time."""
@@ -232,15 +227,15 @@ class _Bundle:
         self.longest = int(lengths.max())
         self._views: _Views
         kv, d, width = shape.kv_heads, shape.head_dim, self.longest
-        self.prompt_keys = torch.zeros(layers, self.groups * kv, d, width, dtype=dtype, device=device)
-        self.prompt_values = torch.zeros(layers, self.groups * kv, width, d, dtype=dtype, device=device)
-        self.keys = torch.zeros(layers, self.groups * kv * self.per_group, d, 0, dtype=dtype, device=device)
-        self.values = torch.zeros(layers, self.groups * kv * self.per_group, 0, d, dtype=dtype, device=device)
+        self.prompt_keys = torch.zeros(layers, self.groups * kv, width, d, dtype=dtype, device=device)
+        self.prompt_values = torch.zeros_like(self.prompt_keys)
+        self.keys = torch.zeros(layers, self.groups * kv * self.per_group, 0, d, dtype=dtype, device=device)
+        self.values = torch.zeros_like(self.keys)
         self._mask()
 
     def _mask(self) -> None:
         """[G, 1, P] added to prompt scores, or None where all prompts are equally long."""
-        width = self.prompt_keys.shape[-1]
+        width = self.prompt_keys.shape[2]
         padding = torch.arange(width, device=self.lengths.device) >= self.lengths[:, None]
         self.ragged = bool(padding.any())
         self.bias = torch.zeros(padding.shape, dtype=self.keys.dtype, device=padding.device)
@@ -252,30 +247,47 @@ class _Bundle:
 
     def store_prompt(self, layer: int, k: Tensor, v: Tensor) -> None:
         """k, v [G, K, P, d]"""
-        self.prompt_keys[layer] = k.transpose(2, 3).flatten(0, 1)
+        self.prompt_keys[layer] = k.flatten(0, 1)
         self.prompt_values[layer] = v.flatten(0, 1)
 
-    def begin_step(self) -> None:
-        """Make room for one more token, and the views of every layer that this step reads and writes."""
-        if self.own == self.keys.shape[-1]:
+    def begin_step(self, *, views: bool) -> None:
+        """Make room for one more token and, for torch, the views of every layer that this step reads and writes."""
+        if self.own == self.keys.shape[2]:
             self._extend()
+        if not views:
+            return
         kv, d, t = self.shape.kv_heads, self.shape.head_dim, self.own
         places = (-1, self.groups, kv, self.per_group, d)
-        reach = min(-(-(t + 1) // OWN_STEP) * OWN_STEP, self.keys.shape[-1])
+        reach = min(-(-(t + 1) // OWN_STEP) * OWN_STEP, self.keys.shape[2])
         self._views = _Views(
             q=torch.empty(
                 self.groups, kv, self.per_group, self.shape.heads // kv, d, dtype=self.dtype, device=self.keys.device
             ),
-            prompt_keys=self.prompt_keys.unbind(),
+            prompt_keys=self.prompt_keys.mT.unbind(),
             prompt_values=self.prompt_values.unbind(),
-            keys=self.keys[..., :reach].unbind(),
+            keys=self.keys[:, :, :reach].mT.unbind(),
             values=self.values[:, :, :reach].unbind(),
-            new_keys=self.keys[..., t].view(places).transpose(2, 3).unbind(),
+            new_keys=self.keys[:, :, t].view(places).transpose(2, 3).unbind(),
             new_values=self.values[:, :, t].view(places).transpose(2, 3).unbind(),
         )
 
-    def attend(self, layer: int, qk: Tensor, v: Tensor) -> Tensor:
-        """Append this token's key and value, and attend: qk [B', H + K, d], v [B', K, d] -> [B', H d]."""
+    def attend(self, layer: int, qkv: Tensor, turns: Tensor, kernels: TorchKernels | NativeKernels) -> Tensor:
+        """Rotate, append this token's key and value, and attend: qkv [B', H + 2 K, d], turns [B', 1, d / 2] -> [B', H d]."""
+        if isinstance(kernels, TorchKernels):
+            turning = self.shape.heads + self.shape.kv_heads
+            return self._attend(layer, _turned(qkv[:, :turning], turns), qkv[:, turning:])
+
+        def address(cache: Tensor) -> int:
+            return cache.data_ptr() + layer * cache.stride(0) * cache.element_size()
+
+        return kernels.attend(
+            qkv, turns, self.places, (address(self.keys), address(self.values)), self.keys.shape[2], self.own,
+            (address(self.prompt_keys), address(self.prompt_values)), self.prompt_keys.shape[2], self.lengths,
+            self.per_group, self.shape.heads, self.shape.kv_heads,
+        )  # fmt: skip
+
+    def _attend(self, layer: int, qk: Tensor, v: Tensor) -> Tensor:
+        """With torch: qk [B', H + K, d] rotated, v [B', K, d]."""
         shape, groups, per = self.shape, self.groups, self.per_group
         kv, d, views = shape.kv_heads, shape.head_dim, self._views
         size = groups * per
@@ -288,7 +300,7 @@ class _Bundle:
         views.q.copy_(q.view(groups, per, kv, -1, d).transpose(1, 2))
         views.new_keys[layer].copy_(k.view(groups, per, kv, d))
         views.new_values[layer].copy_(v.view(groups, per, kv, d))
-        width, reach = self.prompt_keys.shape[-1], views.keys[layer].shape[-1]
+        width, reach = self.prompt_keys.shape[2], views.keys[layer].shape[-1]
         asked = torch.bmm(views.q.view(groups * kv, -1, d), views.prompt_keys[layer])
         if self.ragged:
             asked.view(groups, kv, -1, width).add_(self.bias)
@@ -325,16 +337,19 @@ class _Bundle:
         heads = torch.arange(kv, device=alive.device)
         pairs = (alive[:, None] * kv + heads).flatten()
         rows = (pairs.view(-1, kv, 1) * self.per_group + source[:, None]).flatten()
-        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
-        self.prompt_keys, self.prompt_values = self.prompt_keys[:, pairs], self.prompt_values[:, pairs]
+        self.keys, self.values = (cache.index_select(1, rows) for cache in (self.keys, self.values))
+        self.prompt_keys, self.prompt_values = (
+            cache.index_select(1, pairs) for cache in (self.prompt_keys, self.prompt_values)
+        )
         self.lengths, self.groups, self.per_group = self.lengths[alive], len(alive), per
         self.places = torch.tensor(places, device=alive.device)
         self._mask()
 
     def _extend(self) -> None:
-        more = self.keys.new_zeros(*self.keys.shape[:3], max(OWN_STEP, self.own))
-        self.keys = torch.cat([self.keys, more], dim=3)
-        self.values = torch.cat([self.values, more.transpose(2, 3)], dim=2)
+        layers, rows, _, d = self.keys.shape
+        more = self.keys.new_zeros(layers, rows, max(OWN_STEP, self.own), d)
+        self.keys = torch.cat([self.keys, more], dim=2)
+        self.values = torch.cat([self.values, more], dim=2)
 
 
 def _common(prompts: Sequence[IntArray]) -> int:

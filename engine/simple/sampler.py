@@ -27,6 +27,7 @@ class SimpleDecoder:
     """
 
     refills = False
+    kernels = "torch"
 
     def __init__(self, model: PreTrainedModel, *, source: Mapping[str, Tensor] | None = None) -> None:
         self.model, self.source = model, source

@@ -59,10 +59,12 @@ def test_the_installed_trl_takes_it():
     trainer = pytest.importorskip("trl.trainer.grpo_trainer", reason="TRL is not installed; its call is tested above")
     torch = pytest.importorskip("torch")
     reward = adapters.trl_reward("math")
-    fake = types.SimpleNamespace(
-        accelerator=types.SimpleNamespace(device=torch.device("cpu")), reward_funcs=[reward], environments=None,
-        reward_processing_classes=[None], reward_func_names=[reward.__name__], state=None, args=types.SimpleNamespace(),
-        _log_completion_extra=None, _log_metric=None, chat_template_kwargs={},
+    space = types.SimpleNamespace
+    fake = space(
+        accelerator=space(device=torch.device("cpu"), is_main_process=True), state=space(global_step=0),
+        args=space(report_to=[]), reward_funcs=[reward], reward_func_names=[reward.__name__],
+        reward_processing_classes=[None], environments=None, chat_template_kwargs={},
+        _log_completion_extra=None, _log_metric=None,
     )  # fmt: skip
     inputs = [{"prompt": "1/2?", "answer": "1/2"}]
     made = trainer.GRPOTrainer._calculate_rewards(fake, inputs, ["1/2?"], ["0.5"], [[1]])
