@@ -416,7 +416,7 @@ def test_bias_is_said():
 def coefficients(rewards, advantage, aggregation, baselines=None):
     """[n_i] of each prompt: what each one-token sample's score is multiplied by. A single sample has its baseline."""
     atoms = [i for i, each in enumerate(rewards) for _ in each]
-    weights = aggregation([np.ones(1, dtype=np.float32) for _ in atoms], atoms, 1)
+    weights = aggregation([np.ones(1) for _ in atoms], atoms, 1)
     flat = np.concatenate(
         [
             advantage(np.array(each)) if baseline is None or len(each) > 1 else np.array(each) - baseline
@@ -440,7 +440,7 @@ def test_unequal_groups_reference_vectors():
                     close(one, other, tolerance[str(dtype)])
         for aggregation, key in ((token_mean, "prompt_weight_under_flat_mean"), (prompt_mean, "prompt_weight_wanted")):
             atoms = [i for i, each in enumerate(rewards) for _ in each]
-            weights = aggregation([np.ones(1, dtype=np.float32) for _ in atoms], atoms, 1)
+            weights = aggregation([np.ones(1) for _ in atoms], atoms, 1)
             for i, want in enumerate(wanted[key]):
                 got = sum(float(w[0]) for w, atom in zip(weights, atoms, strict=True) if atom == i)
                 close(got, want, tolerance[str(weights[0].dtype)])
