@@ -112,7 +112,7 @@ def validate(
             key = ".".join(str(part) for part in path)
             at = f" (line {line})" if line else ""
             if fault["type"] == "extra_forbidden":
-                said.append(f"unknown key {key!r}{at}.{_nearest_key(path)}")
+                said.append(f"unknown key {key!r}{at}.{_nearest_key(fault['loc'])}")
             elif fault["type"] == "union_tag_invalid":
                 names = re.findall(r"'([a-z_]+)'", str(fault["ctx"]["expected_tags"]))
                 got = str(fault["ctx"]["tag"])
@@ -131,23 +131,24 @@ _TAGS = {"grpo", "rloo", "sft", "uniform", "neyman", "difficulty", "dapo", "unti
 def _nearest_key(path: tuple[str | int, ...]) -> str:
     """The known key nearest to the last of ``path``: among its siblings first, else anywhere in a recipe."""
     wanted = str(path[-1])
-    model: Any = Recipe
+    models: list[type[BaseModel]] = [Recipe]
     for part in path[:-1]:
-        found = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        model = _model_in(found.annotation) if found else model
-    siblings = list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+        if part in _TAGS:
+            models = [
+                model for model in models if part in getattr(model.model_fields["name"].annotation, "__args__", ())
+            ]
+        else:
+            fields = [model.model_fields[str(part)] for model in models if str(part) in model.model_fields]
+            models = [inner for each in fields for inner in _models_in(each.annotation)] or models
+    siblings = list(dict.fromkeys(name for model in models for name in model.model_fields))
     return nearest(wanted, siblings) or nearest(wanted, key_paths(Recipe)) or f" Known: {', '.join(siblings)}."
 
 
-def _model_in(annotation: Any) -> Any:
-    """The first pydantic model inside a type such as ``tuple[Member, ...]`` or ``Data | None``."""
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The pydantic models inside a type such as ``tuple[Member, ...]``, ``Data | None`` or a union by name."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for inner in getattr(annotation, "__args__", ()):
-        found = _model_in(inner)
-        if found is not None:
-            return found
-    return None
+        return [annotation]
+    return [model for inner in getattr(annotation, "__args__", ()) for model in _models_in(inner)]
 
 
 def key_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -155,9 +156,9 @@ def key_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
     out = []
     for name, info in model.model_fields.items():
         out.append(prefix + name)
-        inner = _model_in(info.annotation)
-        if inner is not None and name != "stages":
-            out += key_paths(inner, f"{prefix}{name}.")
+        inner = _models_in(info.annotation)
+        if inner and name != "stages":
+            out += key_paths(inner[0], f"{prefix}{name}.")
     return out
 
 

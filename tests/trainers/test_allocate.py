@@ -375,7 +375,7 @@ def test_until_mixed_goes_on_to_its_cap():
         ({"name": "difficulty", "thresholds": [0.2, 0.4, 0.6, 0.8]}, "thresholds must fall"),
         ({"name": "dapo", "samples_per_prompt": 1}, "allocation.samples_per_prompt.*greater than or equal to 2"),
         ({"name": "neymann"}, "Did you mean 'neyman'"),
-        ({"name": "dapo", "max_refill": 3}, "unknown key 'allocation.max_refill'"),
+        ({"name": "dapo", "max_refill": 3}, "unknown key 'allocation.max_refill'. Did you mean 'max_refills'"),
     ],
 )
 def test_config_that_makes_no_sense(allocation, said):
@@ -416,7 +416,7 @@ def test_bias_is_said():
 def coefficients(rewards, advantage, aggregation, baselines=None):
     """[n_i] of each prompt: what each one-token sample's score is multiplied by. A single sample has its baseline."""
     atoms = [i for i, each in enumerate(rewards) for _ in each]
-    weights = aggregation([np.ones(1, dtype=np.float32) for _ in atoms], atoms, 1)
+    weights = aggregation([np.ones(1) for _ in atoms], atoms, 1)
     flat = np.concatenate(
         [
             advantage(np.array(each)) if baseline is None or len(each) > 1 else np.array(each) - baseline
@@ -440,7 +440,7 @@ def test_unequal_groups_reference_vectors():
                     close(one, other, tolerance[str(dtype)])
         for aggregation, key in ((token_mean, "prompt_weight_under_flat_mean"), (prompt_mean, "prompt_weight_wanted")):
             atoms = [i for i, each in enumerate(rewards) for _ in each]
-            weights = aggregation([np.ones(1, dtype=np.float32) for _ in atoms], atoms, 1)
+            weights = aggregation([np.ones(1) for _ in atoms], atoms, 1)
             for i, want in enumerate(wanted[key]):
                 got = sum(float(w[0]) for w, atom in zip(weights, atoms, strict=True) if atom == i)
                 close(got, want, tolerance[str(weights[0].dtype)])
@@ -450,7 +450,7 @@ LOGITS = np.log(np.array([[0.06, 0.5, 0.44], [0.2, 0.1, 0.7], [0.5, 0.3, 0.2], [
 """[4 prompts, 3 answers]; answer 0 is right. A softmax policy that can be enumerated."""
 
 
-def deviation(allocator, advantage, aggregation, *, steps=4000, warm=3):
+def deviation(allocator, advantage, aggregation, *, steps=3000, warm=3):
     """Largest |mean gradient - exact gradient| in standard errors, over the coordinates of the policy.
 
     The run's own sequence: plan from the past, sample, extend, keep, weigh, observe; the policy stands still.

@@ -341,7 +341,7 @@ def weights(outcome):
     return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
 
 
-@pytest.mark.parametrize("allocation", RULES[1:4], ids=lambda part: part["name"])
+@pytest.mark.parametrize("allocation", [RULES[1], RULES[3]], ids=lambda part: part["name"])
 def test_a_stopped_run_resumes_equal(allocation, tmp_path):
     """Weights bit for bit, and every recorded decision with its evidence."""
     (tmp_path / "rules.py").write_text(RULE)
