@@ -117,9 +117,8 @@ class KL(Part):
     coef: float = Field(default=0.0, ge=0)
     place: Literal["loss", "reward"] = "loss"
     """reward: k1 of each token is taken off its reward, whatever ``estimator`` says."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    off_policy: bool = False
-    """Multiply by the ratio to the proximal policy: the gradient of k3 is then that of the reverse KL."""
+    estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
+    """With a plus: that value with the gradient of k2, which on policy is the reverse KL's."""
 
 
 class Correction(Part):

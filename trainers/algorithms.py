@@ -79,7 +79,6 @@ def _loss(part: PolicyGradient) -> PolicyLoss:
     shared: dict[str, Any] = {
         "kl_coef": part.kl.coef if part.kl.place == "loss" else 0.0,
         "kl_estimator": part.kl.estimator,
-        "kl_off_policy": part.kl.off_policy,
         "entropy_coef": part.entropy_coef,
         "corrections": tuple(CORRECTIONS[each.name](each) for each in part.corrections),
     }

@@ -98,6 +98,8 @@ def test_the_heart_is_whole(root: Path) -> None:
         "allocation",
         "samples",
         "packing",
+        "presets",
+        "stability",
         "buffer",
         "losses",
         "algorithms",

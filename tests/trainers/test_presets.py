@@ -1,6 +1,7 @@
 """Names of algorithms, what they stand for, how a recipe overrides them, and what cannot go together."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -233,3 +234,8 @@ def test_corrections_reach_the_loss():
     assert (tis.low, tis.high, tis.outside) == (0.0, 3.0, "clip")
     assert (reject.high, reject.level) == (0.5, "token")
     assert made.objectives["policy"].token_local
+
+
+def test_the_table_in_the_documents_names_every_preset():
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    assert {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")} == set(PRESETS)
