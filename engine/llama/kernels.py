@@ -106,6 +106,9 @@ def native_library() -> ctypes.CDLL | None:
         known = hashlib.sha256(b"\0".join((SOURCE.read_bytes(), " ".join(FLAGS).encode(), about, _processor())))
         folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "jurat"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = folder.stat()
+        if owner.st_uid != os.getuid() or owner.st_mode & 0o022:  # what others can write is not loaded
+            return None
         path = folder / f"decode-{known.hexdigest()[:24]}.so"
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=folder) as made:

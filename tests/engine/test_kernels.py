@@ -111,6 +111,15 @@ def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
     native_library.cache_clear()
 
 
+def test_a_cache_that_others_can_write_is_not_used(monkeypatch, tmp_path):
+    (tmp_path / "jurat").mkdir()
+    (tmp_path / "jurat").chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native_library.cache_clear()
+    assert kernels.native_library() is None
+    native_library.cache_clear()
+
+
 def test_float32_and_other_devices_stay_with_torch():
     assert choose(torch.float32, torch.device("cpu"), 1e-5).name == "torch"
     assert choose(torch.bfloat16, torch.device("meta"), 1e-5).name == "torch"
