@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-NEEDED = {".py", ".yaml", ".mako", ".typed", ".json", ".html", ".css", ".js", ".svg", ".jsonl"}
+NEEDED = {".py", ".c", ".yaml", ".mako", ".typed", ".json", ".html", ".css", ".js", ".svg", ".jsonl"}
 """Kinds of files that the package reads when it runs."""
 
 
