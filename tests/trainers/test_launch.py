@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jurat.engine import checkpoint as checkpointing
 from jurat.platform.config import load_recipe, override, validate
 from jurat.platform.errors import ConfigError, DataError, RunFailed
 from jurat.platform.runs.rollouts import read
@@ -162,7 +164,7 @@ def test_a_problem_in_two_sets_is_refused(tmp_path):
 
 
 def test_an_empty_set_is_refused(tmp_path):
-    with pytest.raises((DataError, ConfigError), match=r"no problems|empty|no rows"):
+    with pytest.raises(DataError, match="no problem is left of 0 rows"):
         run(tmp_path, data={"train": {"source": jsonl(tmp_path / "a.jsonl")}})
 
 
@@ -302,3 +304,20 @@ def test_a_stop_in_the_last_step_leaves_the_evaluation_to_the_resumed_run(tmp_pa
     assert (first.state, first.step) == ("interrupted", 2)
     assert (again.state, screen.steps) == ("finished", [])
     assert [e.step for e in screen.evaluations] == [2]
+
+
+def test_a_full_disk_stops_clearly_and_the_last_checkpoint_is_whole(tmp_path, monkeypatch):
+    true, asked = shutil.disk_usage, []
+
+    def filling(path):
+        asked.append(path)
+        return true(path)._replace(free=0) if len(asked) == 2 else true(path)
+
+    monkeypatch.setattr(checkpointing.shutil, "disk_usage", filling)
+    with pytest.raises(RunFailed, match=r"MiB are needed and 0 MiB free") as caught:
+        run(tmp_path, steps=3, checkpoint={"every": 1})
+    assert "then resume: the last checkpoint is intact" in str(caught.value)
+    (found,) = Store.open(None, tmp_path).runs()
+    assert found.state == "failed"
+    again = launch.train(None, home=tmp_path, base=tmp_path, reporter=Screen(), resume=found.id)
+    assert (again.state, again.step) == ("finished", 3)
