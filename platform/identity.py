@@ -770,7 +770,7 @@ class _Reading:
             out.append(["field", field.name, [self.value(v, f"{path}.{field.name}") for v in given]])
         if node is None and issubclass(cls, tuple) and hasattr(cls, "_field_defaults"):
             out.append(["fields", list(cls._fields), self.value(cls._field_defaults, f"{path}._field_defaults")])  # type: ignore[attr-defined]
-        registered = getattr(abc, "_get_dump")(cls)[0] if "_abc_impl" in vars(cls) else ()
+        registered = abc._get_dump(cls)[0] if "_abc_impl" in vars(cls) else ()  # type: ignore[attr-defined]
         known = sorted((item() for item in registered if item() is not None), key=lambda c: c.__qualname__)
         if known:
             out.append(["registered", [self.value(item, f"{path}.register") for item in known]])

@@ -449,6 +449,25 @@ def test_a_package_with_an_empty_init_is_read(tmp_path):
     assert made[0] == made[2] != made[1]
 
 
+@pytest.mark.parametrize(
+    ("text", "later", "body"),
+    [
+        ("class C: k = True", "C.k = False", "return C.k"),
+        ("class B: k = True\nclass C(B): pass", "B.k = False", "return C.k"),
+        ("class E(enum.Enum): A = 1", "E.A.k = 1", "return E.A"),
+        ("def mk(x):\n    class C: k = x\n    return C\nC = mk(1)", "C = mk(2)", "return C.k"),
+        ("N = collections.namedtuple('N', 'a b')", "N = collections.namedtuple('N', 'b a')", "return N(1, 2)"),
+        ("E = enum.Enum('E', {'A': 1})", "E = enum.Enum('E', {'A': 2})", "return E.A"),
+        ("import other", "other.K = False", "return other.K"),
+        ("import other", "other.f = lambda: 2", "return other.f()"),
+    ],
+)
+def test_what_is_set_after_the_statement_counts(tmp_path, text, later, body):
+    given = {"other": "K = True\ndef f(): return 1\n"}
+    one = of(tmp_path, text, body, **given)
+    assert one == of(tmp_path, text, body, **given) != of(tmp_path, f"{text}\n{later}", body, **given)
+
+
 # ---- every Python, any environment -------------------------------------------------------------------------------
 
 SYNTAX = '''
