@@ -6,6 +6,13 @@ these reach; for a first-party module reached by name, the whole module. Third-p
 version and the digest of its pure-Python files. A wrapper that only passes its arguments on (``functools.wraps``) is
 transparent. Of jurat's own code, data is read by the statements that make it, as its tables hold compiled objects.
 
+Of a class, members that its statement does not spell (set later, computed, made in a function) count by value, and so
+do the values that code takes from first-party modules by attribute.
+
+Holes: a standard-library, third-party or jurat object replaced after import (``math.floor = ...``): these count by
+name, distribution and source. A logger's level and handlers; ``__doc__`` and ``__name__``; a first-party module as a
+value, of which only the source counts (``getattr(module, name)``); dunder data set on a class after its statement.
+
 Not seen, because no reading can see it: imports and attributes by computed name, environment variables, clock, random
 numbers, network, files read while working, what compiled code does. Canary sets and double scoring are for these.
 
@@ -14,8 +21,12 @@ The tree's text is written here and not by ``ast.dump``, whose output differs be
 
 from __future__ import annotations
 
+import abc
 import ast
+import collections
 import dataclasses
+import datetime
+import decimal
 import enum
 import functools
 import hashlib
@@ -26,6 +37,7 @@ import io
 import json
 import linecache
 import logging
+import math
 import re
 import symtable
 import sys
@@ -235,15 +247,15 @@ _SCOPES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def canonical_tree(node: ast.AST, *, without: frozenset[str] = frozenset()) -> Any:
     """A syntax tree as nested lists of names and constants, equal for equal code on every Python from 3.11 on.
 
-    Docstrings and positions are left out, and so are fields that are empty, since newer Pythons add such. ``without``
+    Docstrings (of attributes too) and positions are left out, and so are fields that are empty, since newer Pythons add such. ``without``
     are fields of ``node`` itself to leave out.
     """
     out: list[Any] = [type(node).__name__]
     for field, value in ast.iter_fields(node):
         if field in _SKIPPED or field in without:
             continue
-        if field == "body" and isinstance(node, _SCOPES):
-            value = _without_docstring(value)
+        if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+            value = _without_strings(value) or ([] if isinstance(node, ast.Module) else [ast.Pass()])
         if field == "values" and isinstance(node, ast.JoinedStr):
             value = _joined(value)
         item = _canonical_field(value)
@@ -287,11 +299,12 @@ def _canonical_field(value: Any) -> Any:
     return value
 
 
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    first = body[0] if body else None
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-        return body[1:]
-    return body
+def _without_strings(body: list[ast.stmt]) -> list[ast.stmt]:
+    """A body without docstrings and other strings that stand alone: such a statement does nothing."""
+    return [
+        item for item in body
+        if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and isinstance(item.value.value, str))
+    ]  # fmt: skip
 
 
 def _constant(value: Any) -> Any:
@@ -302,14 +315,18 @@ def _constant(value: Any) -> Any:
     if isinstance(value, int):
         return ["int", str(value) if abs(value) < 10**600 else hex(value)]
     if isinstance(value, float):
-        return ["float", value.hex()]
+        return ["float", _hex(value)]
     if isinstance(value, complex):
-        return ["complex", value.real.hex(), value.imag.hex()]
+        return ["complex", _hex(value.real), _hex(value.imag)]
     if isinstance(value, str):
         return ["str", value]
     if isinstance(value, bytes):
         return ["bytes", value.hex()]
     raise TypeError(type(value).__name__)
+
+
+def _hex(value: float) -> str:
+    return "-nan" if math.isnan(value) and math.copysign(1, value) < 0 else value.hex()
 
 
 class _Module:
@@ -425,7 +442,7 @@ _MODULES: dict[tuple[str, str], _Module] = {}
 
 def _module_of(file: str, where: str) -> _Module:
     text = "".join(linecache.getlines(file))
-    if not text:
+    if not text and not (Path(file).is_file() and Path(file).stat().st_size == 0):
         raise ConfigError(
             f"the source of {where} is not there", where=file,
             fix="define it in a file; code typed at a prompt or made by exec has no source to identify",
@@ -448,6 +465,20 @@ EXACT_NUMBERS = frozenset(
     }
 )
 """(module, name) of types that ``str`` spells exactly."""
+_PLAIN: dict[type, Any] = {
+    int: int.__index__, float: float.__float__, complex: complex.__complex__, str: str.__str__, bytes: bytes.__bytes__
+}  # fmt: skip
+"""How the base itself reads one of its objects: a class may redefine ``__str__`` or ``__int__``."""
+_OPEN_OBJECTS = frozenset(
+    {
+        ("types", "SimpleNamespace"),
+        ("collections", "UserDict"),
+        ("collections", "UserList"),
+        ("collections", "UserString"),
+        ("collections", "ChainMap"),
+    }
+)
+"""Classes of the standard library whose objects are their attributes."""
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 
 
@@ -512,12 +543,10 @@ class _Reading:
         if isinstance(value, property):
             parts = [(name, getattr(value, name)) for name in ("fget", "fset", "fdel")]
             return ["property", [self.value(part, f"{path}.{name}") for name, part in parts]]
-        if isinstance(value, functools.partial):
+        if isinstance(value, (functools.partial, functools.partialmethod)):
             given = [value.func, list(value.args), dict(value.keywords)]
-            return [
-                "partial",
-                [self.value(v, f"{path}.{n}") for n, v in zip(("func", "args", "keywords"), given, strict=True)],
-            ]
+            made = [self.value(v, f"{path}.{n}") for n, v in zip(("func", "args", "keywords"), given, strict=True)]
+            return self._with_state(["partial", made], value, functools.partial, path)
         if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
             return self._builtin(value, path)
         if hasattr(value, "__wrapped__") and callable(value):
@@ -528,7 +557,7 @@ class _Reading:
         if isinstance(value, (typing.TypeVar, typing.ParamSpec)) or type(value).__module__ == "typing":
             return ["typing", getattr(value, "__name__", None) or str(value)]
         if isinstance(value, _INERT):
-            return ["logger"]
+            return ["logger", *self._logger(value, path)]
         return self._data(value, path)
 
     def _data(self, value: Any, path: str) -> Any:
@@ -538,28 +567,34 @@ class _Reading:
         if kind is range or kind is slice:
             return [kind.__name__, [self.value(getattr(value, n), path) for n in ("start", "stop", "step")]]
         if isinstance(value, PurePath):
-            return ["path", value.as_posix()]
+            return self._with_state(["path", value.as_posix()], value, PurePath, path)
         if isinstance(value, types.MappingProxyType):
             return ["dict", self._pairs(value, path)]
         if isinstance(value, bytearray):
-            return ["bytearray", value.hex()]
+            return self._with_state(["bytearray", value.hex()], value, bytearray, path)
         base = next((b for b in _CONTAINERS if isinstance(value, b)), None)
         if base is not None:
             return self._container(value, base, path)
-        for plain in (int, float, str):
+        for plain, exactly in _PLAIN.items():
             if isinstance(value, plain):
-                return ["sub", self._own(kind, path), _constant(plain(value))]
-        if isinstance(value, bytes):
-            return ["sub", self._own(kind, path), _constant(bytes(value))]
+                return ["sub", self._own(kind, path), _constant(exactly(value)), *self._extra_state(value, path)]
         if kind.__module__ in ("decimal", "fractions", "datetime", "uuid", "zoneinfo", "ipaddress"):
-            return [f"{kind.__module__}.{kind.__qualname__}", str(value)]
-        if kind.__module__ == "collections" and kind.__name__ == "deque":
-            return ["deque", [self.value(item, f"{path}[{i}]") for i, item in enumerate(value)], value.maxlen]
+            return [f"{kind.__module__}.{kind.__qualname__}", str(value), *self._time(value, path)]
+        if isinstance(value, collections.deque):
+            held = ["deque", [self.value(item, f"{path}[{i}]") for i, item in enumerate(value)], value.maxlen]
+            return self._with_state(held, value, collections.deque, path)
+        if (kind.__module__, kind.__qualname__) in _OPEN_OBJECTS:
+            return ["standard object", kind.__qualname__, self._state(value, path)]
         if kind.__module__ in ("operator",):
             return ["operator", kind.__name__, repr(value)]
-        if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        array = next((b for b in kind.__mro__ if (b.__module__, b.__name__) == ("numpy", "ndarray")), None)
+        if array is kind:
             return self._array(value, path)
+        if array is not None and _kind_of(kind.__module__) == "first":
+            return self._with_state(self._array(value.view(array), path), value, array, path)
         if kind.__module__ == "numpy" and hasattr(value, "dtype") and hasattr(value, "tobytes"):
+            if getattr(value, "shape", ()):
+                return ["numpy", kind.__name__, self._array(value, path)]
             return ["numpy", str(value.dtype), value.tobytes().hex()]
         return self._instance(value, path)
 
@@ -580,7 +615,7 @@ class _Reading:
                 fix="the file has changed since it was imported: start again",
             )  # fmt: skip
         inner = getattr(function, "__wrapped__", None)
-        if inner is not None and _passes_on(node, function, inner):
+        if inner is not None and _passes_on(node, function, inner) and not _own_attributes(function, inner):
             return self.value(inner, path)
         self.nodes.setdefault(path, node)
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
@@ -598,6 +633,8 @@ class _Reading:
             ]
         )
         out.append(["imports", self._imports(node, space.get("__package__") or "", path)])
+        taken = self._taken(node, {**space, **{n: _cell(c) for n, c in cells.items()}}, path)
+        out += [["taken", taken]] if taken else []
         own = {k: v for k, v in vars(function).items() if k != "__wrapped__"}
         out.append(["attributes", [[k, self._named(k, v, path)] for k, v in sorted(own.items())]])
         if inner is not None and not any(_cell(cell) is inner for cell in cells.values()):
@@ -619,9 +656,14 @@ class _Reading:
         module = _module_of(file, path)
         node = module.class_node(cls.__qualname__)
         if node is None:
-            raise ConfigError(
-                f"class {path} is not found in its source", where=file, fix="write it as a class statement"
-            )
+            if any(_kind_of(base.__module__) == "third" for base in (*cls.__mro__, type(cls))):
+                raise ConfigError(
+                    f"class {path} is not found in its source", where=file, fix="write it as a class statement"
+                )
+            bases = [self.value(base, f"{path}({base.__name__})") for base in cls.__bases__]
+            params = str(vars(cls).get("__dataclass_params__", ""))
+            return ["made class", bases, self.value(type(cls), f"{path}(metaclass)"), params,
+                    self._members(cls, None, file, path)]  # fmt: skip
         self.nodes.setdefault(path, node)
         space = vars(loaded) if loaded is not None else {}
         decorators = [item for item in node.decorator_list if not is_registrar(item, space)]
@@ -648,6 +690,90 @@ class _Reading:
                 held = zip(plain.__code__.co_freevars, plain.__closure__, strict=True)
                 cells += [[name, n, self._named(n, _cell(c), f"{path}.{name}")] for n, c in held if n != "__class__"]
         out.append(["closures", cells])
+        taken = self._taken(node, space, path) if cls.__module__.partition(".")[0] != "jurat" else []
+        out += [["taken", taken]] if taken else []
+        members = self._members(cls, node, file, path)
+        out += [["members", members]] if members else []
+        return out
+
+    def _taken(self, node: ast.AST, space: Mapping[str, Any], path: str) -> list[Any]:
+        """Values taken from first-party modules (``rules.LIMIT``, ``package.part.f``), as they may be set after import.
+
+        jurat's own modules count by their source.
+        """
+        local = {
+            alias.asname or alias.name.partition(".")[0]: sys.modules.get(
+                alias.name if alias.asname else alias.name.partition(".")[0]
+            )
+            for item in ast.walk(node) if isinstance(item, ast.Import) for alias in item.names
+        }  # fmt: skip
+        out: dict[str, Any] = {}
+        for item in ast.walk(node):
+            attributes: list[str] = []
+            while isinstance(item, ast.Attribute):
+                attributes.insert(0, item.attr)
+                item = item.value
+            if not attributes or not isinstance(item, ast.Name) or item.id in self._stand_ins:
+                continue
+            held, place = local.get(item.id) or space.get(item.id), item.id
+            for name in attributes:
+                if not _is_own_module(held) or not hasattr(held, name):
+                    break
+                held, place = getattr(held, name), f"{place}.{name}"
+                if _is_own_module(held):
+                    out[place] = self._module(held.__name__, f"{path}.{place}")
+                elif not isinstance(held, types.ModuleType) and place not in out:
+                    out[place] = self._named(name, held, f"{path}.{place}"[: -len(name) - 1])
+        return sorted(map(list, out.items()), key=lambda row: str(row[0]))
+
+    def _members(self, cls: type, node: ast.ClassDef | None, file: str, path: str) -> list[Any]:
+        """Members of a class whose value its statement does not spell: set later, computed, or made in a function."""
+        if cls.__module__.partition(".")[0] == "jurat":
+            return []
+        spelled = _spelled(node) if node is not None else {}
+        foreign = any(_kind_of(base.__module__) == "third" for base in (*cls.__mro__, type(cls)))
+        local = node is None or "<locals>" in cls.__qualname__
+        out: list[Any] = []
+        members = getattr(cls, "__members__", {}) if issubclass(cls, enum.Enum) else {}
+        for name, member in sorted(vars(cls).items()):
+            hidden = name.startswith("__") and name.endswith("__")
+            functions = _functions_of(member)
+            if name in members or name in _NAMED_TUPLE or isinstance(member, _SLOT):
+                continue
+            if functions:
+                if all(_is_made_by_library(f) for f in functions) and (hidden or issubclass(cls, (tuple, enum.Enum))):
+                    continue
+                inside = node is not None and all(_is_inside(f, name, node, file) for f in functions)
+                if inside and not (local and any(f.__defaults__ or f.__kwdefaults__ for f in functions)):
+                    own = [v for f in functions for k, v in vars(f).items() if not k.startswith("__")]
+                    if not own and _module_of(file, path).compiles_to(functions[0].__code__):
+                        continue
+            elif hidden or (foreign and name not in spelled and (name.startswith("_") or name.startswith("model_"))):
+                continue
+            elif issubclass(cls, enum.Enum) and name.startswith("_"):
+                continue
+            elif name in spelled and _is_literal(spelled[name], member):
+                continue
+            elif name == "_abc_impl" or name.startswith("_is_protocol") or name == "_is_runtime_protocol":
+                continue
+            out.append([name, self._named(name, member, path)])
+        for name, member in members.items():
+            extra = {k: v for k, v in vars(member).items() if not k.startswith("_") or (node and not k.endswith("_"))}
+            extra = {k: v for k, v in extra.items() if not k.startswith("__")}
+            if extra or local:
+                self._seen.setdefault(id(member), len(self._seen))
+                self._kept.append(member)
+                held = [[k, self._named(k, v, f"{path}.{name}")] for k, v in sorted(extra.items())]
+                out.append(["member", name, self.value(member.value, f"{path}.{name}.value"), held])
+        for field in vars(cls).get("__dataclass_fields__", {}).values() if local else ():
+            given = [v for v in (field.default, field.default_factory) if v is not dataclasses.MISSING]
+            out.append(["field", field.name, [self.value(v, f"{path}.{field.name}") for v in given]])
+        if node is None and issubclass(cls, tuple) and hasattr(cls, "_field_defaults"):
+            out.append(["fields", list(cls._fields), self.value(cls._field_defaults, f"{path}._field_defaults")])  # type: ignore[attr-defined]
+        registered = abc._get_dump(cls)[0] if "_abc_impl" in vars(cls) else ()  # type: ignore[attr-defined]
+        known = sorted((item() for item in registered if item() is not None), key=lambda c: c.__qualname__)
+        if known:
+            out.append(["registered", [self.value(item, f"{path}.register") for item in known]])
         return out
 
     def _globals(self, names: list[str], space: Mapping[str, Any], path: str) -> Any:
@@ -766,9 +892,18 @@ class _Reading:
             if kind == "third" or isinstance(_cell(cell), types.FunctionType)
         ]
         out += [[name, self._named(name, item, path)] for name, item in held]
+        registry = getattr(function, "registry", None)
+        if kind == "standard" and isinstance(registry, types.MappingProxyType) and len(registry) > 1:
+            out.append(["registry", self._registry(registry, f"{path}.registry")])
         if inner is not None and not any(item is inner for _, item in held):
             out.append(["wrapped", self.value(inner, f"{path}.__wrapped__")])
         return out
+
+    def _registry(self, registry: Mapping[type, Any], path: str) -> Any:
+        """What ``functools.singledispatch`` calls for each class."""
+        found = sorted(registry.items(), key=lambda item: (item[0].__module__, item[0].__qualname__))
+        return [[self.value(cls, f"{path}[{cls.__qualname__}]"), self.value(f, f"{path}[{cls.__qualname__}]")]
+                for cls, f in found]  # fmt: skip
 
     def _foreign(self, item: Any, kind: str, path: str) -> Any:
         # The module by its first name only: the standard library moves things inside packages between versions.
@@ -799,6 +934,16 @@ class _Reading:
             return ["wrapper", kind.__qualname__.strip("_"), self.value(value.__wrapped__, path)]
         return self._instance(value, path)
 
+    def _logger(self, value: Any, path: str) -> list[Any]:
+        """What a logger has beyond the standard library's: its first-party class and attributes set on it."""
+        kind = type(value)
+        known = {*vars(logging.getLogger("jurat")), "extra", "logger"} | (
+            {"manager"} if kind is logging.RootLogger else set()
+        )
+        own = [[k, self._named(k, v, path)] for k, v in sorted(vars(value).items()) if k not in known]
+        first = _kind_of(kind.__module__) == "first"
+        return ([["class", self._own(kind, path)]] if first else []) + ([["state", own]] if own else [])
+
     # -- data --
 
     def _container(self, value: Any, base: type, path: str) -> Any:
@@ -817,9 +962,44 @@ class _Reading:
                 out = [base.__name__, shown]
         else:
             out = [base.__name__, [self.value(item, f"{path}[{i}]") for i, item in enumerate(value)]]
-        if kind is base or kind.__module__ == "collections":
-            return out if kind is base else [kind.__name__, out]
-        return ["sub", self._own(kind, path), out]
+        if kind is base:
+            return out
+        if kind.__module__ == "collections":
+            return [kind.__name__, out, *self._extra_state(value, path)]
+        return ["sub", self._own(kind, path), out, *self._extra_state(value, path)]
+
+    def _with_state(self, made: Any, value: Any, base: type, path: str) -> Any:
+        """``made`` for a value of the library's own class; with class and attributes for one of a first-party class."""
+        if _kind_of(type(value).__module__) != "first":
+            return made
+        return ["sub", self._own(type(value), path), made, *self._extra_state(value, path)]
+
+    def _extra_state(self, value: Any, path: str) -> list[Any]:
+        state = self._state(value, path)
+        return [["state", state]] if state else []
+
+    def _state(self, value: Any, path: str, *, every_slot: bool = False) -> list[Any]:
+        """Attributes of an object: its ``__dict__`` and the slots of first-party classes, or of all its classes."""
+        state: dict[str, Any] = dict(getattr(value, "__dict__", {}))
+        for cls in type(value).__mro__:
+            if not every_slot and _kind_of(cls.__module__) != "first":
+                continue
+            slots = cls.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                held = name
+                if name.startswith("__") and not name.endswith("__"):
+                    held = f"_{cls.__name__.lstrip('_')}{name}"
+                if name not in ("__dict__", "__weakref__") and hasattr(value, held):
+                    state[held] = getattr(value, held)
+        return [[k, self._named(k, v, path)] for k, v in sorted(state.items())]
+
+    def _time(self, value: Any, path: str) -> list[Any]:
+        """What ``str`` does not tell of a time: which of two equal hours, and the rules of its zone."""
+        if isinstance(value, datetime.timezone):
+            return [] if repr(value).count(",") == 0 or "'" not in repr(value) else [repr(value)]
+        if not isinstance(value, (datetime.datetime, datetime.time)) or (not value.fold and value.tzinfo is None):
+            return []
+        return [value.fold, self.value(value.tzinfo, f"{path}.tzinfo")]
 
     def _pairs(self, value: Mapping[Any, Any], path: str) -> Any:
         return [
@@ -834,6 +1014,8 @@ class _Reading:
         if value.dtype.hasobject:
             return ["array", "object", list(value.shape), [self.value(item, path) for item in value.ravel().tolist()]]
         data = hashlib.sha256(value.astype(value.dtype.newbyteorder("<")).tobytes()).hexdigest()
+        if value.dtype.names:
+            return ["array", str(value.dtype.newbyteorder("<").descr), list(value.shape), data]
         return ["array", value.dtype.newbyteorder("<").str, list(value.shape), data]
 
     def _instance(self, value: Any, path: str) -> Any:
@@ -846,13 +1028,23 @@ class _Reading:
                 f"cannot identify {path}: a {kind.__module__}.{kind.__qualname__} has no content that can be hashed",
                 where=path, fix=WAYS_OUT,
             )  # fmt: skip
-        state: dict[str, Any] = dict(getattr(value, "__dict__", {}))
+        held: list[Any] = []
         for cls in kind.__mro__:
-            slots = cls.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                    state[name] = getattr(value, name)
-        return ["object", self._own(kind, path), [[k, self._named(k, v, path)] for k, v in sorted(state.items())]]
+            if _kind_of(cls.__module__) == "first" or cls is object or _written_in_python(cls):
+                continue
+            if issubclass(cls, BaseException):
+                held = [["args", self.value(value.args, f"{path}.args")]]
+            elif (cls.__module__, cls.__name__) in EXACT_NUMBERS or issubclass(
+                cls, (decimal.Decimal, datetime.date, datetime.time, datetime.timedelta)
+            ):
+                held = [["value", f"{cls.__module__}.{cls.__name__}", cls.__str__(value), *self._time(value, path)]]
+                break
+            elif (cls.__module__, cls.__name__) not in _OPEN_OBJECTS:
+                raise ConfigError(
+                    f"cannot identify {path}: what a {cls.__module__}.{cls.__qualname__} holds inside its compiled "
+                    f"base of {kind.__qualname__} cannot be read", where=path, fix=WAYS_OUT,
+                )  # fmt: skip
+        return ["object", self._own(kind, path), self._state(value, path, every_slot=True), *held]
 
     # -- dependencies --
 
@@ -907,6 +1099,90 @@ def _sorted_key(item: Any) -> Any:
     return None
 
 
+def _written_in_python(cls: type) -> bool:
+    """True for a class whose objects hold nothing but attributes, as no compiled code made it."""
+    return any(isinstance(v, types.FunctionType) for v in vars(cls).values()) or bool(
+        {"__dict__", "__slots__"} & {*vars(cls)}
+    )
+
+
+_NAMED_TUPLE = frozenset({"_fields", "_field_defaults"})
+_SLOT = (types.MemberDescriptorType, types.GetSetDescriptorType, type(collections.namedtuple("_N", "a").a))  # type: ignore[misc]
+
+
+def _is_own_module(value: Any) -> bool:
+    return (
+        isinstance(value, types.ModuleType)
+        and value.__name__.partition(".")[0] != "jurat"
+        and _kind_of(value.__name__) == "first"
+    )
+
+
+def _functions_of(member: Any) -> list[types.FunctionType]:
+    """The functions in a method, property or cached method; none for other things."""
+    if isinstance(member, types.FunctionType):
+        return [member]
+    if isinstance(member, property):
+        return [f for f in (member.fget, member.fset, member.fdel) if isinstance(f, types.FunctionType)]
+    if isinstance(member, functools.cached_property):
+        return _functions_of(member.func)
+    inner = getattr(member, "__func__", None) if isinstance(member, (staticmethod, classmethod)) else None
+    if type(member).__module__ == "functools":
+        inner = inner or getattr(member, "__wrapped__", None)
+    return _functions_of(inner) if inner is not None else []
+
+
+def _is_made_by_library(function: types.FunctionType) -> bool:
+    space = str(function.__globals__.get("__name__", ""))
+    return function.__code__.co_filename == "<string>" or space.startswith("namedtuple_") or _kind_of(space) != "first"
+
+
+def _is_inside(function: types.FunctionType, name: str, node: ast.ClassDef, file: str) -> bool:
+    """True for a function that the statement of a class defines under this name, once."""
+    code = function.__code__
+    defs = [n for n in _statements(node.body) if getattr(n, "name", None) == name and not isinstance(n, ast.ClassDef)]
+    setters = [n for n in defs if getattr(n, "decorator_list", [])]
+    if code.co_filename != file or not defs or (len(defs) > 1 and len(setters) < len(defs)):
+        return False
+    lines = {line for n in defs for line in (n.lineno, *(d.lineno for d in getattr(n, "decorator_list", [])))}
+    return code.co_name == name and code.co_firstlineno in lines
+
+
+def _spelled(node: ast.ClassDef) -> dict[str, ast.expr | None]:
+    """What the body of a class assigns to names; None where it does so more than once."""
+    out: dict[str, ast.expr | None] = {}
+    for item in _statements(node.body):
+        targets = (
+            item.targets if isinstance(item, ast.Assign) else [item.target] if isinstance(item, ast.AnnAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Name) and item.value is not None:  # type: ignore[attr-defined]
+                out[target.id] = None if target.id in out else item.value  # type: ignore[attr-defined]
+    return out
+
+
+def _is_literal(node: ast.expr | None, value: Any) -> bool:
+    """True if the expression is a literal that spells exactly this value."""
+    if node is None:
+        return False
+    if isinstance(node, (ast.Tuple, ast.List)):
+        kind = tuple if isinstance(node, ast.Tuple) else list
+        return type(value) is kind and len(value) == len(node.elts) and all(map(_is_literal, node.elts, value))
+    if isinstance(node, ast.Dict):
+        pairs = list(value.items()) if type(value) is dict else []
+        if type(value) is not dict or len(pairs) != len(node.keys):
+            return False
+        rows = zip(node.keys, node.values, pairs, strict=True)
+        return all(_is_literal(k, pair[0]) and _is_literal(v, pair[1]) for k, v, pair in rows)
+    try:
+        spelled = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        return False
+    key = _sorted_key(frozenset(spelled) if type(spelled) is set else spelled)
+    mine = _sorted_key(frozenset(value) if type(value) is set else value)
+    return type(spelled) is type(value) and key is not None and key == mine
+
+
 def _label(item: Any) -> Any:
     return (type(item).__qualname__, getattr(item, "__qualname__", None) or getattr(item, "name", None) or item)
 
@@ -919,9 +1195,15 @@ def _file_of_class(cls: type) -> str | None:
     return None
 
 
+def _own_attributes(wrapper: types.FunctionType, inner: Any) -> bool:
+    """True if ``wrapper`` holds an attribute that ``functools.wraps`` did not copy from ``inner``."""
+    copied = getattr(inner, "__dict__", {})
+    return any(k != "__wrapped__" and copied.get(k, wrapper) is not v for k, v in vars(wrapper).items())
+
+
 def _passes_on(node: ast.AST, wrapper: types.FunctionType, inner: Any) -> bool:
     """True if ``wrapper`` is ``def w(*args, **kwargs): return inner(*args, **kwargs)`` and nothing else."""
-    if not isinstance(node, ast.FunctionDef) or len(body := _without_docstring(node.body)) != 1:
+    if not isinstance(node, ast.FunctionDef) or len(body := _without_strings(node.body)) != 1:
         return False
     a = node.args
     plain = not (a.posonlyargs or a.args or a.kwonlyargs) and a.vararg is not None and a.kwarg is not None
@@ -999,7 +1281,7 @@ class _Strip(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         self.generic_visit(node)
         if isinstance(node, _SCOPES):
-            node.body = _without_docstring(node.body) or [ast.Pass()]
+            node.body = _without_strings(node.body) or [ast.Pass()]
         return node
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -367,6 +368,104 @@ def test_sets_do_not_depend_on_the_hash_seed(tmp_path):
     path.write_text("S = {'a', 'b', 'c', ('d', 1), frozenset({'x', 'y'})}\n\ndef score(p, c):\n    return c in S\n")
     made = {_in_child(sys.executable, path, ["score"], PYTHONHASHSEED=str(seed))["score"] for seed in (1, 2, 3)}
     assert len(made) == 1
+
+
+# ---- values that the source does not give -------------------------------------------------------------------------
+
+HEAD = "import collections, dataclasses, datetime, decimal, enum, functools, logging, math, pathlib, types\n"
+
+
+def of(tmp_path, text: str, body: str = "return K", **more: str) -> str:
+    return digest(load(tmp_path, f"{HEAD}{text}\n\ndef score(problem, completion):\n    {body}\n", **more))
+
+
+@pytest.mark.parametrize(
+    ("base", "made"),
+    [
+        ("list", "[1]"), ("dict", "{1: 2}"), ("set", "{1}"), ("tuple", "(1,)"), ("str", "'a'"), ("int", "1"),
+        ("float", "1.5"), ("bytes", "b'a'"), ("bytearray", "b'a'"), ("pathlib.PurePosixPath", "'a'"),
+        ("collections.deque", "[1]"), ("decimal.Decimal", "'1'"), ("collections.UserDict", "{1: 2}"),
+        ("functools.partial", "int"), ("types.SimpleNamespace", ""), ("ValueError", "'a'"),
+    ],
+)  # fmt: skip
+def test_attributes_of_an_object_of_a_subclass_count(tmp_path, base, made):
+    text = f"class C({base}): pass\nK = C({made})\nK.k = "
+    one, two = of(tmp_path, text + "True"), of(tmp_path, text + "False")
+    assert one == of(tmp_path, text + "True") != two
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("class C(decimal.Decimal): pass\nK = C('1')", "class C(decimal.Decimal): pass\nK = C('2')"),
+        ("class C(collections.deque): pass\nK = C('1')", "class C(collections.deque): pass\nK = C('2')"),
+        ("class C(Exception): pass\nK = C('1')", "class C(Exception): pass\nK = C('2')"),
+        ("K = types.SimpleNamespace(a=1)", "K = types.SimpleNamespace(a=2)"),
+        ("K = collections.ChainMap({'a': 1})", "K = collections.ChainMap({'a': 2})"),
+        ("K = collections.UserList([1])", "K = collections.UserList([2])"),
+        ("K = float('nan')", "K = -float('nan')"),
+        ("K = datetime.datetime(2020, 1, 1)", "K = datetime.datetime(2020, 1, 1, fold=1)"),
+        ("K = logging.getLogger('a')", "K = logging.getLogger('a')\nK.k = 1"),
+        ("class C:\n    __slots__ = ('__k',)\nK = C()\nK._C__k = 1",
+         "class C:\n    __slots__ = ('__k',)\nK = C()\nK._C__k = 2"),
+        ("@functools.singledispatch\ndef K(x): return 1",
+         "@functools.singledispatch\ndef K(x): return 1\n@K.register(int)\ndef _(x): return 2"),
+        ("def d(g):\n    @functools.wraps(g)\n    def w(*a, **k): return g(*a, **k)\n    w.k = 1\n    return w\n@d\ndef K(): 1",
+         "def d(g):\n    @functools.wraps(g)\n    def w(*a, **k): return g(*a, **k)\n    w.k = 2\n    return w\n@d\ndef K(): 1"),
+    ],
+)  # fmt: skip
+def test_what_an_object_holds_counts(tmp_path, one, two):
+    assert of(tmp_path, one) == of(tmp_path, one) != of(tmp_path, two)
+    logging.getLogger("a").__dict__.pop("k", None)
+
+
+def test_what_a_compiled_base_holds_unseen_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot identify score\.K.*random.*compiled base"):
+        of(tmp_path, "import random\nclass C(random.Random): pass\nK = C(1)")
+
+
+def test_strings_that_stand_alone_keep_the_id(tmp_path):
+    plain = of(tmp_path, "class C:\n    k = 1\nclass E: pass\nK = C, E")
+    assert of(tmp_path, "class C:\n    'c'\n    k = 1\n    'about k'\nclass E:\n    'e'\nK = C, E\n'about K'") == plain
+    text = "import other\n"
+    one = of(tmp_path, text, "return other.K", other="K = 1\n")
+    assert of(tmp_path, text, "return other.K", other="'other'\nK = 1\n'about K'\n") == one
+
+
+def test_a_package_with_an_empty_init_is_read(tmp_path):
+    made = []
+    for k, n in enumerate("121"):
+        home = tmp_path / f"p{k}" / "emptied"
+        home.mkdir(parents=True)
+        (home / "__init__.py").touch()
+        (home / "part.py").write_text(f"def f():\n    return {n}\n")
+        for name in ("emptied", "emptied.part"):
+            sys.modules.pop(name, None)
+        sys.path.insert(0, str(home.parent))
+        try:
+            made.append(of(tmp_path, "import emptied.part", "return emptied.part.f()"))
+        finally:
+            sys.path.remove(str(home.parent))
+    assert made[0] == made[2] != made[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "later", "body"),
+    [
+        ("class C: k = True", "C.k = False", "return C.k"),
+        ("class B: k = True\nclass C(B): pass", "B.k = False", "return C.k"),
+        ("class E(enum.Enum): A = 1", "E.A.k = 1", "return E.A"),
+        ("def mk(x):\n    class C: k = x\n    return C\nC = mk(1)", "C = mk(2)", "return C.k"),
+        ("N = collections.namedtuple('N', 'a b')", "N = collections.namedtuple('N', 'b a')", "return N(1, 2)"),
+        ("E = enum.Enum('E', {'A': 1})", "E = enum.Enum('E', {'A': 2})", "return E.A"),
+        ("import other", "other.K = False", "return other.K"),
+        ("import other", "other.f = lambda: 2", "return other.f()"),
+    ],
+)
+def test_what_is_set_after_the_statement_counts(tmp_path, text, later, body):
+    given = {"other": "K = True\ndef f(): return 1\n"}
+    one = of(tmp_path, text, body, **given)
+    assert one == of(tmp_path, text, body, **given) != of(tmp_path, f"{text}\n{later}", body, **given)
 
 
 # ---- every Python, any environment -------------------------------------------------------------------------------
