@@ -1107,7 +1107,7 @@ def _written_in_python(cls: type) -> bool:
 
 
 _NAMED_TUPLE = frozenset({"_fields", "_field_defaults"})
-_SLOT = (types.MemberDescriptorType, types.GetSetDescriptorType, type(collections.namedtuple("_N", "a").a))  # type: ignore[misc]
+_SLOT = (types.MemberDescriptorType, types.GetSetDescriptorType, type(collections.namedtuple("_N", "a").a))  # type: ignore[misc, attr-defined]
 
 
 def _is_own_module(value: Any) -> bool:
