@@ -64,7 +64,7 @@ def wait_for(condition, seconds: float = 10.0) -> bool:
         ("memory", "error", "MemoryError"),
         ("print", "error", "printed more than"),
         ("segv", "error", "SIGSEGV"),
-        ("kill_group", "error", "SIGKILL"),
+        ("kill_group", "infra", "SIGKILL"),
         ("close_pipes", "error", "process ended"),
         ("raise", "error", "ValueError: no such luck"),
         ("deep", "error", "RecursionError"),
@@ -81,7 +81,7 @@ def wait_for(condition, seconds: float = 10.0) -> bool:
 def test_a_misbehaving_verifier_costs_its_own_verdict(judge, word, status, said):
     verdict = judge.verdict(GOOD, "!" + word)
     assert (verdict.status, said in verdict.why) == (status, True), verdict.why
-    assert verdict.fault == ("verifier" if status in ("error", "timeout") else None)
+    assert verdict.fault == {"error": "verifier", "timeout": "verifier", "infra": "infra"}.get(status)
     assert verdict.score == (0.5 if word == "half" else None)
     assert verdict.isolation == "process" and verdict.verifier.name == "hostile"
     after = judge.verdict(GOOD, "7")
