@@ -13,6 +13,7 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jurat.platform.errors import RunFailed
@@ -53,7 +54,7 @@ def test_closing_just_after_a_submit_resolves_every_item():
     judge = judge_of("timed_batch")
     held = [submit(judge, "7") for _ in range(5)]
     judge.close()
-    assert {item.result(LONG).status for item in held} <= {"infra"}
+    assert {item.result(LONG).status for item in held} <= {"infra", "correct"}
     with pytest.raises(RunFailed, match="this judge is closed"):
         judge.verdict(GOOD, "7")
 
@@ -166,3 +167,40 @@ def test_a_call_whose_process_is_killed_from_outside_is_made_again(tmp_path):
         twice = submit(judge, "kill").result(LONG)
         assert (twice.status, twice.fault, twice.score, twice.attempt) == ("infra", "infra", None, 2)
         assert "SIGKILL" in twice.why
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux alone")
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("exit", "error", "exit code 3"),
+        ("kill", "infra", "SIGKILL"),
+        ("crash", "error", "SIGABRT"),
+        ("hang", "timeout", "deadline"),
+    ],
+)
+def test_processes_in_sessions_of_their_own_end_with_a_worker_that_dies(how, status, said):
+    mark = f"{7_700_000 + os.getpid()}.{['exit', 'kill', 'crash', 'hang'].index(how)}"
+    with judge_of("timed", spares=0, deadline=1.0) as judge:
+        made = judge.verdict(GOOD, f"leave {how} {mark}")
+        assert (made.status, said in made.why) == (status, True), made.why
+        assert judge.verdict(GOOD, "7").status == "correct"
+        end = time.monotonic() + LONG
+        while running(mark) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not running(mark)
+
+
+def test_a_killed_guard_takes_its_worker_along():
+    with judge_of("timed", spares=0) as judge:
+        judge.verdict(GOOD, "7")
+        (guard,) = judge.pids()
+        below = psutil.Process(guard).children(recursive=True)
+        os.kill(guard, signal.SIGKILL)
+        assert judge.verdict(GOOD, "8").status == "incorrect"
+        _, alive = psutil.wait_procs(below, LONG)
+        assert not alive
+
+
+def running(mark: str) -> list[int]:
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or [])]
