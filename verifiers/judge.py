@@ -403,7 +403,7 @@ class LocalJudge:
         origins = [*self._origins, origin]
         new = Pool(origins, workers=self.part.workers, spares=self._spares, limits=self._limits)
         try:
-            remote = {entry["name"]: entry for entry in new.describe()}
+            remote: dict[str, Mapping[str, Any]] = {entry["name"]: entry for entry in new.describe()}
         except BaseException:
             new.close()
             raise
@@ -539,7 +539,9 @@ def _verdicts(use: _Use, outcome: Outcome, count: int) -> list[Verdict]:
         verdict = dataclasses.replace(
             Verdict.of("timeout", why=f"{name} was {outcome.why}", evidence=evidence), **blamed
         )
-    elif outcome.kind in ("infra", "closed", "killed"):
+    elif outcome.kind == "killed":
+        verdict = Verdict.of("infra", why=f"{name}: {outcome.why}, which this pool did not send", evidence=evidence)
+    elif outcome.kind in ("infra", "closed"):
         verdict = Verdict.of("infra", why=outcome.why)
     else:
         verdict = verdicts.error(f"{name}: {outcome.why}", **evidence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import numbers
@@ -70,7 +71,7 @@ def _checked(name: str, verdict: Verdict) -> Verdict:
     return replaced(
         verdict, read=str(verdict.read)[:MAX_TEXT], why=str(verdict.why)[:MAX_TEXT], evidence=capped(verdict.evidence),
         flags=tuple(flag[:100] for flag in verdict.flags[:MAX_FLAGS]), certified=verdict.certified is True,
-        steps=tuple(replaced(step, why=str(step.why)[:MAX_TEXT]) for step in verdict.steps),
+        steps=tuple(dataclasses.replace(step, why=str(step.why)[:MAX_TEXT]) for step in verdict.steps),
         seconds=seconds if known else 0.0,
     )  # fmt: skip
 
@@ -110,8 +111,6 @@ def problem_with(verdict: Verdict) -> str:
 
 def replaced(verdict: Verdict, **changes: Any) -> Verdict:
     """A copy with some fields changed."""
-    import dataclasses
-
     return dataclasses.replace(verdict, **changes)
 
 
