@@ -107,7 +107,7 @@ def _choice(args: Mapping[str, Any]) -> None:
 def _length(args: Mapping[str, Any]) -> None:
     _within("length", args, 0, math.inf, "min", "max")
     if args.get("min", 0) > args.get("max", 4096):
-        raise _refused("length", "min", f"at most max ({args.get('max', 4096)})", args["min"] if "min" in args else 0)
+        raise _refused("length", "min", f"at most max ({args.get('max', 4096)})", args.get("min", 0))
 
 
 def _tags(args: Mapping[str, Any]) -> None:

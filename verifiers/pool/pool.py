@@ -1,9 +1,10 @@
 """The parent's side: one thread owns all worker processes and their pipes; any thread may submit and wait.
 
 A task is given to an idle process, so its deadline runs from the start of the work and never from queueing. Past it the
-process and its descendants get SIGKILL, and on Linux a guard, the process's parent, kills what became an orphan; a spare that is already warm takes the place, and another spare is
-started. There are no signals in this process, no fork without exec, and no event loop: futures are
-``concurrent.futures.Future``, which asyncio and plain threads both await.
+process and its descendants get SIGKILL, a spare that is already warm takes the place, and another spare is started. On
+Linux each process has a guard, its parent, which adopts and kills what becomes an orphan. There are no signals in this
+process, no fork without exec, and no event loop: futures are ``concurrent.futures.Future``, which asyncio and plain
+threads both await.
 
 What this does not cover: a verifier is its user's own code, not hostile code. It has the user's files and network. Code
 written by a model belongs in the code sandbox.
