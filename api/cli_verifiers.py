@@ -42,7 +42,7 @@ def verify(
     from jurat.verifiers.once import verify as once
     from jurat.verifiers.verdicts import verdict_to_json
 
-    verdict = once(name, gold=gold, answer=answer, completion=completion, user_files=file, **parse_args(arg))
+    verdict = once(name, gold=gold, answer=answer, completion=completion, user_files=file, args=parse_args(arg))
     if as_json:
         given = verdict.verifier
         by = None if given is None else {"name": given.name, "args": dict(given.args), "digest": given.digest}
@@ -87,7 +87,11 @@ def audit(
     from jurat.verifiers import audit as auditing
 
     if metamorphic == (cases is not None):
-        raise ConfigError("audit needs either a file of cases or --metamorphic", where=f"jurat audit {name}")
+        raise ConfigError(
+            "audit needs either a file of cases or --metamorphic", where=f"jurat audit {name}",
+            fix=f"jurat audit {name} cases.jsonl",
+        )  # fmt: skip
+    auditing.check_gate(min_accuracy, max_fp)
     rows = auditing.metamorphic_cases(pairs, seed) if cases is None else auditing.read_cases(cases)
     grouped = by or ("category" if metamorphic else None)
     result = auditing.audit(name, rows, args=auditing.parse_args(arg), user_files=file, by=grouped, workers=workers)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import collections
 import json
+import math
+import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from jurat.platform.errors import ConfigError, DataError, GateFailed
+from jurat.platform.errors import ConfigError, DataError, GateFailed, nearest
 from jurat.platform.recipe import Member, RewardPart
 from jurat.platform.types import Verdict, VerifierSpec
 from jurat.verifiers import catalog
@@ -113,9 +115,15 @@ class Audit:
 def read_cases(path: Path) -> list[Case]:
     """The cases of a JSONL file. Raises DataError naming file and line for a row that is not one."""
     try:
+        # Opening anything else may wait for ever, as for the other end of a pipe.
+        if not stat.S_ISREG(path.stat().st_mode):
+            what = "a folder" if path.is_dir() else "no regular file"
+            raise ConfigError(f"the cases are {what}", where=str(path), fix="name a JSONL file")
         lines = path.read_bytes().split(b"\n")
     except OSError as fault:
-        raise ConfigError(f"cannot read the cases: {fault}", where=str(path)) from None
+        raise ConfigError(
+            f"cannot read the cases: {fault.strerror}", where=str(path), fix="name a JSONL file that can be read"
+        ) from None
     cases = []
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
@@ -125,7 +133,7 @@ def read_cases(path: Path) -> list[Case]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as fault:
-            raise DataError(f"not JSON: {fault}", where=where) from None
+            raise DataError(f"not JSON: {fault}", where=where, fix="one JSON object a line, in UTF-8") from None
         case = case_of(row, where=where, default_id=str(number))
         if case.id in seen:
             raise DataError(f"id {case.id!r} is given twice", where=where, fix=f"it is also on line {seen[case.id]}")
@@ -140,20 +148,28 @@ def read_cases(path: Path) -> list[Case]:
 def case_of(row: Any, *, where: str, default_id: str = "") -> Case:
     """One case from a row. Raises DataError."""
     if not isinstance(row, dict):
-        raise DataError(f"a row is an object, got {type(row).__name__}", where=where)
+        raise DataError(
+            f"a row is an object, got {type(row).__name__}",
+            where=where,
+            fix='{"gold": ..., "pred": ..., "expected": ...}',
+        )
     if "pred" not in row and isinstance(row.get("pred_parts"), list):
         try:
             row = {**row, "pred": "".join(str(text) * int(times) for text, times in row["pred_parts"])}
         except (TypeError, ValueError):
             raise DataError(
-                f"'pred_parts' must be [[text, times], ...], got {row['pred_parts']!r:.60}", where=where
+                f"'pred_parts' must be [[text, times], ...], got {row['pred_parts']!r:.60}",
+                where=where,
+                fix="or give 'pred' itself",
             ) from None
     for key, kind in (("gold", str), ("pred", str), ("expected", bool)):
         if not isinstance(row.get(key), kind) and not (key == "expected" and row.get(key, 0) is None):
             got = f"got {row[key]!r:.60}" if key in row else "it is missing"
             raise DataError(f"{key!r} must be a {kind.__name__}: {got}", where=where, fix=f"give every row a {key!r}")
     if row.get("form", "answer") not in ("answer", "text"):
-        raise DataError(f"'form' is answer or text, got {row['form']!r}", where=where)
+        raise DataError(
+            f"'form' is answer or text, got {row['form']!r:.60}", where=where, fix="leave it out for answer"
+        )
     known = {"id", "gold", "pred", "pred_parts", "expected", "form", "gold_form", "prompt"}
     return Case(
         id=str(row.get("id", default_id)), gold=row["gold"], pred=row["pred"], expected=row["expected"],
@@ -192,7 +208,10 @@ def audit(
     """
     if by is not None and not any(by in case.columns for case in cases):
         known = sorted({key for case in cases for key in case.columns})
-        raise ConfigError(f"no row has a column {by!r}", where="--by", fix=f"columns: {', '.join(known)}")
+        raise ConfigError(
+            f"no row has a column {by!r}.{nearest(by, known)}", where="--by",
+            fix=f"columns: {', '.join(known)}" if known else "the rows have none but the known ones: add one",
+        )  # fmt: skip
     given = dict(args or {})
     takes = catalog.find(name).parameters if name in catalog.BUILT_IN else {}
     by_form: dict[tuple[tuple[str, str], ...], list[Case]] = collections.defaultdict(list)
@@ -262,11 +281,22 @@ def _late(case: Case, verdict: Verdict) -> bool:
     return isinstance(limit, (int, float)) and 1e3 * verdict.seconds > limit
 
 
+def check_gate(min_accuracy: float | None, max_fp: float | None) -> None:
+    """Raises ConfigError for a threshold that no result can be held to."""
+    if min_accuracy is not None and not 0 <= min_accuracy <= 1:
+        raise ConfigError(
+            f"--min-accuracy is a share from 0 to 1, got {min_accuracy:g}", where="--min-accuracy", fix="like 0.97"
+        )
+    if max_fp is not None and not (math.isfinite(max_fp) and max_fp >= 0):
+        raise ConfigError(f"--max-fp is a number >= 0, got {max_fp:g}", where="--max-fp", fix="like 0, 3 or 0.005")
+
+
 def gate(result: Audit, *, min_accuracy: float | None = None, max_fp: float | None = None) -> None:
     """Raises GateFailed (exit code 3) if the core rows miss a threshold.
 
-    ``max_fp`` is a share of the core rows if below 1, else a count.
+    ``max_fp`` is a share of the core rows if below 1, else a count. Raises ConfigError for a threshold that is none.
     """
+    check_gate(min_accuracy, max_fp)
     core = result.core
     if min_accuracy is not None and core.accuracy < min_accuracy:
         raise GateFailed(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from jurat.platform.registry import unknown
-from jurat.verifiers import answers, compose, rules
+from jurat.verifiers import answers, arguments, compose, rules
 from jurat.verifiers.registry import REGISTERED, Definition
 
 _PARTS = {"catalog": "the versions of the parts", "versions": "the versions of the parts"}
 """Stands in a composite's identity for the table of all verifiers: its parts' own versions are in it instead."""
 
 BUILT_IN: Mapping[str, Definition] = MappingProxyType({
-    d.name: d
+    d.name: dataclasses.replace(d, values=arguments.check_of(d.name, d.target))
     for d in (
         Definition(name="math", target=answers.math, bounded=True),
         Definition(name="exact", target=answers.exact, bounded=True),

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import functools
 import hashlib
+import os
 import queue
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from importlib import metadata
@@ -34,12 +37,16 @@ DEFAULT_LIMITS = Limits()
 ENTRY_POINTS = "jurat.verifiers"
 BATCH = 64
 """Completions given to a batched verifier in one call, at most."""
-ONCE_MORE = frozenset({"infra"})
-"""Broken tasks of these kinds are tried a second time."""
+LOST = frozenset({"infra", "killed"})
+"""Broken tasks of these kinds say nothing of the verifier: they are tried a second time."""
 
 
 class LocalJudge:
-    """The Judge port in this process. Close it when done, or use it as a context manager."""
+    """The Judge port in this process. Close it when done, or use it as a context manager.
+
+    Cancelling a judgement drops it where it waits in the queue; one that runs is left to end, at its deadline at the
+    latest. In a forked child the judge begins anew with worker processes of its own.
+    """
 
     def __init__(
         self,
@@ -56,13 +63,12 @@ class LocalJudge:
         self._origins = list(origins)
         self._deadline = deadline
         self._limits, self._spares = limits, spares
-        self._pool: Pool | None = None
-        self._lock = threading.Lock()
         self._closed = False
+        self._begin()
         self._remote: dict[str, Mapping[str, Any]] = {}
         self._specs: dict[str, _Use] = {}
         self._cache = _Cache(cache)
-        self._batches: dict[str, _Batcher] = {}
+        _JUDGES.add(self)
         self._problem_verifiers: dict[str, VerifierSpec] = {}
         try:
             if self._origins:
@@ -73,6 +79,17 @@ class LocalJudge:
         except BaseException:
             self.close()
             raise
+
+    def _begin(self) -> None:
+        """What a forked child must not share with its parent: locks, threads and worker processes."""
+        self._pool: Pool | None = None
+        self._lock = threading.Lock()
+        self._resolving = threading.RLock()
+        self._batches: dict[str, _Batcher] = {}
+
+    def _forked(self) -> None:
+        self._begin()
+        self._cache.lock = threading.Lock()
 
     # ---- identity ----
 
@@ -156,9 +173,7 @@ class LocalJudge:
             for label, item in pending.items():
                 made[label] = item if isinstance(item, Verdict) else await asyncio.wrap_future(item)
         except asyncio.CancelledError:
-            for item in pending.values():
-                if isinstance(item, Future):
-                    item.cancel()
+            _cancel(pending)
             raise
         return self._combined(made)
 
@@ -191,20 +206,26 @@ class LocalJudge:
     def judge_many(self, pairs: Iterable[tuple[Problem, str]], *, window: int = 256) -> Iterator[tuple[int, Judgement]]:
         """``stream`` without an event loop: (index, judgement) in order of completion, from any thread."""
         ready: queue.SimpleQueue[tuple[int, dict[str, Verdict]]] = queue.SimpleQueue()
-        source, open_, taken, more = iter(pairs), 0, 0, True
-        while more or open_:
-            while more and open_ < window:
-                try:
-                    problem, text = next(source)
-                except StopIteration:
-                    more = False
-                    break
-                _Gather(taken, self._submit(problem, text, "stop"), ready)
-                taken, open_ = taken + 1, open_ + 1
-            if open_:
-                index, made = ready.get()
-                open_ -= 1
-                yield index, self._combined(made)
+        source, taken, more = iter(pairs), 0, True
+        open_: dict[int, dict[str, Verdict | Future[Verdict]]] = {}
+        try:
+            while more or open_:
+                while more and len(open_) < window:
+                    try:
+                        problem, text = next(source)
+                    except StopIteration:
+                        more = False
+                        break
+                    open_[taken] = pending = self._submit(problem, text, "stop")
+                    _Gather(taken, pending, ready)
+                    taken += 1
+                if open_:
+                    index, made = ready.get()
+                    del open_[index]
+                    yield index, self._combined(made)
+        finally:
+            for pending in open_.values():
+                _cancel(pending)
 
     def verdict(self, problem: Problem, text: str, *, finish: Finish = "stop") -> Verdict:
         """The first member's verdict, waiting for it in this thread."""
@@ -225,13 +246,24 @@ class LocalJudge:
             use = self._use(problem.verifier.name, {**problem.verifier.args, **member.args})
         else:
             use = self._use(member.use, member.args)
-        key = self._cache.key(use, problem, text, finish) if use.deterministic else None
+        known, fault = self._cache.problem(problem) if use.call is None or self._cache.size else (None, "")
+        key = self._cache.key(use, known, text, finish) if use.deterministic and known is not None else None
         if key is not None and (held := self._cache.get(key)) is not None:
             return held
         if use.call is not None:
             verdict = self._inline(use, problem, text, finish)
             self._cache.put(key, verdict)
             return verdict
+        if self._closed:
+            raise _closed()
+        if fault or not isinstance(text, str):
+            # Refused here, so that what shares a call with it is not lost.
+            bad = (
+                Verdict.of("bad_gold", why=fault)
+                if fault
+                else verdicts.error(f"a completion is text, got {text!r:.80}")
+            )
+            return dataclasses.replace(bad, verifier=use.spec)
         done: Future[Verdict] = Future()
         item = _Item(use, problem, text, finish, done, key)
         if use.batch:
@@ -258,13 +290,16 @@ class LocalJudge:
     def _started(self) -> Pool:
         with self._lock:
             if self._closed:
-                raise RunFailed("this judge is closed", where="LocalJudge", fix="build another")
+                raise _closed()
             if self._pool is None:
                 self._pool = Pool(self._origins, workers=self.part.workers, spares=self._spares, limits=self._limits)
             return self._pool
 
     def _send(self, items: list[_Item], attempt: int = 1) -> None:
-        """One call of one verifier over ``items`` (one, unless it is batched)."""
+        """One call of one verifier over ``items`` (one, unless it is batched). Never raises: each gets its verdict."""
+        items = [item for item in items if not item.done.cancelled()]
+        if not items:
+            return
         use = items[0].use
         request = {
             "op": "judge",
@@ -272,20 +307,51 @@ class LocalJudge:
             "args": dict(use.spec.args),
             "items": [[verdicts.problem_to_json(i.problem), i.text, i.finish] for i in items],
         }
-        future = self._started().submit(Task(request=request, deadline=self._deadline or use.deadline))
-        future.add_done_callback(lambda done: self._receive(items, attempt, done.result()))
+        try:
+            pool = self._started()
+            future = pool.submit(Task(request=request, deadline=self._deadline or use.deadline))
+        except RunFailed as fault:
+            self._settle(items, attempt, Broken(kind="closed", why=fault.what))
+            return
+        except Exception as fault:
+            self._settle(items, attempt, Broken(kind="infra", why=f"the call cannot be sent: {fault!r:.300}"))
+            return
 
-    def _receive(self, items: list[_Item], attempt: int, outcome: Outcome) -> None:
+        def drop(_: Future[Verdict]) -> None:
+            if all(item.done.cancelled() for item in items):
+                future.cancel()
+
+        def receive(done: Future[Outcome]) -> None:
+            if not done.cancelled():
+                self._receive(items, attempt, done.result(), pool)
+
+        future.add_done_callback(receive)
+        for item in items:
+            item.done.add_done_callback(drop)
+
+    def _receive(self, items: list[_Item], attempt: int, outcome: Outcome, pool: Pool) -> None:
+        if isinstance(outcome, Broken) and not self._closed:
+            if outcome.kind == "closed" and self._pool is not pool:
+                # The pool was replaced, as a verifier was met for the first time; the new one takes over.
+                self._send(items, attempt)
+                return
+            if outcome.kind == "closed":
+                self._settle(items, attempt, outcome)
+                return
+            if outcome.kind in LOST and not any(item.lost for item in items):
+                for item in items:
+                    item.lost = True
+                self._send(items, attempt + 1)
+                return
+            if len(items) > 1:
+                # One of a batch broke the process: each alone, so that it costs its own verdict only.
+                for item in items:
+                    self._send([item], attempt + 1)
+                return
+        self._settle(items, attempt, outcome)
+
+    def _settle(self, items: list[_Item], attempt: int, outcome: Outcome) -> None:
         use = items[0].use
-        again = not isinstance(outcome, Answered) and outcome.kind != "closed" and not self._closed
-        if again and len(items) > 1:
-            # One of a batch broke the process: each alone, so that it costs its own verdict only.
-            for item in items:
-                self._send([item], attempt + 1)
-            return
-        if again and isinstance(outcome, Broken) and outcome.kind in ONCE_MORE and attempt == 1:
-            self._send(items, attempt + 1)
-            return
         for item, verdict in zip(items, _verdicts(use, outcome, len(items)), strict=True):
             made = dataclasses.replace(verdict, verifier=use.spec, attempt=attempt, isolation="process")
             self._cache.put(item.key, made)
@@ -293,14 +359,25 @@ class LocalJudge:
                 item.done.set_result(made)
 
     def _use(self, name: str, args: Mapping[str, Any]) -> _Use:
-        key = f"{name}\x1f{canonical_json(dict(args))}" if args else name
+        try:
+            key = f"{name}\x1f{canonical_json(dict(args))}" if args else name
+        except (TypeError, ValueError) as fault:
+            raise ConfigError(
+                f"the arguments of verifier {name!r} are no JSON: {fault}", where=f"arguments of verifier {name!r}",
+                fix="give numbers that are finite, text, true, false, null, lists and objects",
+            ) from None  # fmt: skip
         found = self._specs.get(key)
         if found is None:
-            found = self._specs[key] = self._resolve(key, name, args)
+            with self._resolving:
+                found = self._specs.get(key)
+                if found is None:
+                    found = self._specs[key] = self._resolve(key, name, args)
         return found
 
     def _resolve(self, key: str, name: str, args: Mapping[str, Any]) -> _Use:
         spec = VerifierSpec(name=name, args=dict(args))
+        if name in catalog.BUILT_IN:
+            catalog.check(name, args)
         for used, inner in catalog.parts_of(name, args):
             self._use(used, inner)
         if name in self._remote:
@@ -320,14 +397,26 @@ class LocalJudge:
         raise unknown("verifier", name, [*catalog.names(), *self._remote], where="verifier")
 
     def _add_origin(self, origin: Origin) -> None:
+        """A pool that loads ``origin`` too takes the place of the present one, once it has loaded it."""
+        if any((o.kind, o.value) == (origin.kind, origin.value) for o in self._origins):
+            return
+        origins = [*self._origins, origin]
+        new = Pool(origins, workers=self.part.workers, spares=self._spares, limits=self._limits)
+        try:
+            remote: dict[str, Mapping[str, Any]] = {entry["name"]: entry for entry in new.describe()}
+        except BaseException:
+            new.close()
+            raise
         with self._lock:
-            if any((o.kind, o.value) == (origin.kind, origin.value) for o in self._origins):
-                return
-            self._origins.append(origin)
-            old, self._pool = self._pool, None
+            closed = self._closed
+            old = self._pool
+            if not closed:
+                self._pool, self._origins, self._remote = new, origins, remote
+        if closed:
+            new.close()
+            raise _closed()
         if old is not None:
             old.close()
-        self._remote = {entry["name"]: entry for entry in self._started().describe()}
 
     def pids(self) -> list[int]:
         """Worker processes alive now, the spare included."""
@@ -337,6 +426,8 @@ class LocalJudge:
         """Kill the workers; what is unfinished ends as ``infra``. Idempotent."""
         with self._lock:
             pool, self._pool, self._closed = self._pool, None, True
+        for batch in list(self._batches.values()):
+            batch.flush()
         if pool is not None:
             pool.close()
 
@@ -345,6 +436,28 @@ class LocalJudge:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_JUDGES: weakref.WeakSet[LocalJudge] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for judge in list(_JUDGES):
+        judge._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _closed() -> RunFailed:
+    return RunFailed("this judge is closed", where="LocalJudge", fix="build another")
+
+
+def _cancel(pending: Mapping[str, Verdict | Future[Verdict]]) -> None:
+    for item in pending.values():
+        if isinstance(item, Future):
+            item.cancel()
 
 
 def build_judge(
@@ -369,13 +482,7 @@ def origin_named(item: Path | str) -> Origin:
     """A ``.py`` file, or else the name of an installed entry point. Nothing is imported here."""
     path = Path(item)
     if path.suffix == ".py":
-        if not path.is_file():
-            beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-            raise ConfigError(
-                f"no verifier file {path.name!r}.{nearest(path.name, beside)}",
-                where=str(path),
-                fix="a path in `verifiers:` is relative to the recipe",
-            )
+        _check_file(path)
         return Origin(kind="file", value=str(path.resolve()))
     known = {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINTS)}
     if path.name not in known:
@@ -385,6 +492,23 @@ def origin_named(item: Path | str) -> Origin:
             fix=f"write ./{path.name}.py, or install a package with an entry point in the group {ENTRY_POINTS!r}",
         )
     return Origin(kind="module", value=known[path.name].value.partition(":")[0], path=import_path())
+
+
+def _check_file(path: Path) -> None:
+    if path.is_file():
+        return
+    if path.is_dir():
+        raise ConfigError(f"{path.name!r} is a folder, not a file", where=str(path), fix="name a .py file in it")
+    if path.is_symlink():
+        raise ConfigError(f"{path.name!r} is a link that leads to no file", where=str(path), fix="name the file itself")
+    if path.exists():
+        raise ConfigError(f"{path.name!r} is not a regular file", where=str(path), fix="name a .py file")
+    beside = [p.name for p in path.parent.glob("*.py") if p.is_file()] if path.parent.is_dir() else []
+    raise ConfigError(
+        f"no verifier file {path.name!r}.{nearest(path.name, beside)}",
+        where=str(path),
+        fix="a path in `verifiers:` is relative to the recipe",
+    )
 
 
 def _verdicts(use: _Use, outcome: Outcome, count: int) -> list[Verdict]:
@@ -415,6 +539,8 @@ def _verdicts(use: _Use, outcome: Outcome, count: int) -> list[Verdict]:
         verdict = dataclasses.replace(
             Verdict.of("timeout", why=f"{name} was {outcome.why}", evidence=evidence), **blamed
         )
+    elif outcome.kind == "killed":
+        verdict = Verdict.of("infra", why=f"{name}: {outcome.why}, which this pool did not send", evidence=evidence)
     elif outcome.kind in ("infra", "closed"):
         verdict = Verdict.of("infra", why=outcome.why)
     else:
@@ -468,6 +594,8 @@ class _Item:
     finish: Finish
     done: Future[Verdict]
     key: bytes | None
+    lost: bool = False
+    """It was sent again already after its process was killed or none started."""
 
 
 class _Gather:
@@ -488,7 +616,11 @@ class _Gather:
             if isinstance(item, Verdict):
                 self._add(label, item)
             else:
-                item.add_done_callback(lambda done, label=label: self._add(label, done.result()))  # type: ignore[misc]
+                item.add_done_callback(functools.partial(self._done, label))
+
+    def _done(self, label: str, done: Future[Verdict]) -> None:
+        if not done.cancelled():
+            self._add(label, done.result())
 
     def _add(self, label: str, verdict: Verdict) -> None:
         with self._lock:
@@ -513,14 +645,15 @@ class _Batcher:
             self._held.append(item)
             if len(self._held) < BATCH:
                 if self._timer is None:
-                    self._timer = threading.Timer(0.002, self._late)
+                    self._timer = threading.Timer(0.002, self.flush)
                     self._timer.daemon = True
                     self._timer.start()
                 return
             items, self._held = self._held, []
         self._judge._send(items)
 
-    def _late(self) -> None:
+    def flush(self) -> None:
+        """Send what is held."""
         with self._lock:
             items, self._held = self._held, []
             self._timer = None
@@ -532,35 +665,40 @@ class _Cache:
     """Verdicts by (verifier, problem, completion), least recently used first out. Only decided ones are kept."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size = size
         self._held: collections.OrderedDict[bytes, Verdict] = collections.OrderedDict()
-        self._problems: collections.OrderedDict[int, tuple[Problem, bytes]] = collections.OrderedDict()
-        self._lock = threading.Lock()
+        self._problems: collections.OrderedDict[int, tuple[Problem, bytes | None, str]] = collections.OrderedDict()
+        self.lock = threading.Lock()
         self.hits = 0
 
-    def key(self, use: _Use, problem: Problem, text: str, finish: Finish) -> bytes | None:
-        if not self._size:
+    def key(self, use: _Use, known: bytes, text: str, finish: Finish) -> bytes | None:
+        if not self.size:
             return None
-        made = hashlib.blake2b(self._problem(problem), digest_size=20)
+        made = hashlib.blake2b(known, digest_size=20)
         made.update(f"{use.spec.digest}\x1f{use.key}\x1f{finish}\x1f".encode("utf-8", "surrogatepass"))
         made.update(text.encode("utf-8", "surrogatepass"))
         return made.digest()
 
-    def _problem(self, problem: Problem) -> bytes:
-        with self._lock:
+    def problem(self, problem: Problem) -> tuple[bytes | None, str]:
+        """The digest of a problem, or None and what of it JSON cannot hold."""
+        with self.lock:
             held = self._problems.get(id(problem))
             if held is not None and held[0] is problem:
-                return held[1]
-        whole = canonical_json(verdicts.problem_to_json(problem)).encode("utf-8", "surrogatepass")
-        made = hashlib.blake2b(whole, digest_size=20).digest()
-        with self._lock:
-            self._problems[id(problem)] = (problem, made)
+                return held[1], held[2]
+        made, fault = None, ""
+        try:
+            whole = canonical_json(verdicts.problem_to_json(problem)).encode("utf-8", "surrogatepass")
+            made = hashlib.blake2b(whole, digest_size=20).digest()
+        except (TypeError, ValueError, RecursionError, AttributeError) as error:
+            fault = f"the problem cannot be sent to a verifier's process: {error}"[:500]
+        with self.lock:
+            self._problems[id(problem)] = (problem, made, fault)
             while len(self._problems) > 4096:
                 self._problems.popitem(last=False)
-        return made
+        return made, fault
 
     def get(self, key: bytes) -> Verdict | None:
-        with self._lock:
+        with self.lock:
             held = self._held.get(key)
             if held is not None:
                 self._held.move_to_end(key)
@@ -570,7 +708,7 @@ class _Cache:
     def put(self, key: bytes | None, verdict: Verdict) -> None:
         if key is None or verdict.score is None or verdict.status in ("timeout", "error", "limit"):
             return
-        with self._lock:
+        with self.lock:
             self._held[key] = verdict
-            while len(self._held) > self._size:
+            while len(self._held) > self.size:
                 self._held.popitem(last=False)

@@ -51,6 +51,8 @@ class Definition:
     """Files or folders whose content is part of the identity."""
     bounded: bool = False
     """Built-in only: time and memory are bounded by construction, so that it may run in the calling process."""
+    values: Callable[[Mapping[str, Any]], None] | None = None
+    """Built-in only: raises ConfigError for an argument whose value it cannot use."""
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -66,7 +68,8 @@ class Definition:
         return "finish" in inspect.signature(called).parameters
 
     def check_args(self, args: Mapping[str, Any], *, where: str = "") -> None:
-        """Raises ConfigError for an argument it does not take or lacks."""
+        """Raises ConfigError for an argument it does not take or lacks, or, if built in, a value it cannot use."""
+        where = where or f"arguments of verifier {self.name!r}"
         kinds = {p.kind for p in self.parameters.values()}
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             for name in args:
@@ -85,6 +88,8 @@ class Definition:
             raise ConfigError(
                 f"verifier {self.name!r} needs the argument {needed[0]!r}", where=where, fix="give it in args:"
             )
+        if self.values is not None:
+            self.values(args)
 
     def build(self, args: Mapping[str, Any]) -> Target:
         """The callable ``(problem, completion[, finish])`` for these arguments; a class is instantiated."""
@@ -155,19 +160,24 @@ def _check(name: str, target: Target, where: str, *, version: str, deadline: flo
     if name in BUILT_IN or name == "problem":
         raise ConfigError(f"verifier {name!r} is built in", where=where, fix="give yours another name")
     if not isinstance(version, str) or not version:
-        raise ConfigError(f"version is a non-empty string, got {version!r}", where=where)
+        raise ConfigError(f"version is a non-empty string, got {version!r}", where=where, fix='write version="1"')
     if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 < deadline < float("inf"):
-        raise ConfigError(f"deadline is a positive number of seconds, got {deadline!r}", where=where)
+        raise ConfigError(
+            f"deadline is a positive number of seconds, got {deadline!r}", where=where, fix="write deadline=10.0"
+        )
     for value, allowed, noun in (
         (kind, ("outcome", "steps", "judge"), "kind"),
         (blame, ("verifier", "policy"), "blame"),
     ):
         if value not in allowed:
             raise ConfigError(
-                f"{noun} is one of {', '.join(allowed)}, got {value!r}.{nearest(str(value), allowed)}", where=where
-            )
+                f"{noun} is one of {', '.join(allowed)}, got {value!r}.{nearest(str(value), allowed)}", where=where,
+                fix=f"write {noun}={allowed[0]!r}, or leave it out",
+            )  # fmt: skip
     if not callable(target):
-        raise ConfigError(f"@jurat.verifier needs a function or a class, got {target!r:.80}", where=where)
+        raise ConfigError(
+            f"@jurat.verifier needs a function or a class, got {target!r:.80}", where=where, fix="put it above a def"
+        )
     called = target.__call__ if inspect.isclass(target) else target
     arguments = list(inspect.signature(called).parameters.values())
     if inspect.isclass(target):

@@ -6,11 +6,11 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from jurat.platform.errors import ConfigError
+from jurat.platform.errors import ConfigError, nearest
 from jurat.platform.types import Finish, Problem, Verdict
 
 MAX_CHARACTERS = 1_000_000
@@ -84,12 +84,20 @@ def regex_format(
     ``flags`` are letters: s (dot matches newline), i (ignore case), m (multi-line), x (verbose). Patterns can take
     exponential time, so this one always runs in a killable process.
     """
-    try:
-        compiled = re.compile(pattern, _flags(flags))
-    except re.error as fault:
-        raise ConfigError(f"pattern {pattern!r:.80} is no regular expression: {fault}", where="regex_format") from None
+    compiled = compiled_pattern(pattern, flags)
     found = compiled.fullmatch(completion) if match == "whole" else compiled.search(completion)
     return Verdict.of("correct" if found else "incorrect", why="matches" if found else "no_match", certified=True)
+
+
+def compiled_pattern(pattern: str, flags: str = "s") -> re.Pattern[str]:
+    """Raises ConfigError for what is no regular expression, or unknown flags."""
+    try:
+        return re.compile(pattern, _flags(flags))
+    except (re.error, RecursionError, OverflowError, ValueError) as fault:
+        raise ConfigError(
+            f"pattern {pattern!r:.80} is no regular expression: {fault}", where="regex_format",
+            fix="write one that Python's re.compile takes",
+        ) from None  # fmt: skip
 
 
 def _flags(letters: str) -> int:
@@ -97,7 +105,9 @@ def _flags(letters: str) -> int:
     out = 0
     for letter in letters:
         if letter not in known:
-            raise ConfigError(f"flags are letters of {''.join(known)}, got {letter!r}", where="regex_format")
+            raise ConfigError(
+                f"flags are letters of {''.join(known)}, got {letter!r}", where="regex_format", fix='like flags="si"'
+            )
         out |= known[letter]
     return out
 
@@ -243,16 +253,21 @@ def _refuse_constant(name: str) -> None:
 
 
 def check_schema(schema: Any, path: str = "schema") -> None:
-    """Raises ConfigError for a keyword that is not supported."""
+    """Raises ConfigError for a keyword that is not supported, or has a value it cannot have."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
-        raise ConfigError(f"{path} must be an object or a boolean, got {type(schema).__name__}", where="json_schema")
+        raise _bad_schema(f"{path} must be an object or a boolean, got {type(schema).__name__}")
+    if path.count(".") + path.count("[") > MAX_DEPTH:
+        raise _bad_schema(f"the schema is nested deeper than {MAX_DEPTH}")
     for key, value in schema.items():
         if key not in _KEYWORDS:
             raise ConfigError(
                 f"{path}.{key} is not supported", where="json_schema", fix=f"supported: {', '.join(sorted(_KEYWORDS))}"
             )
+        expected = _SHAPES.get(key)
+        if expected is not None and not expected[1](value):
+            raise _bad_schema(f"{path}.{key} must be {expected[0]}, got {value!r:.60}")
         if key == "properties":
             for name, inner in value.items():
                 check_schema(inner, f"{path}.properties.{name}")
@@ -264,7 +279,33 @@ def check_schema(schema: Any, path: str = "schema") -> None:
         elif key == "type":
             for name in [value] if isinstance(value, str) else value:
                 if name not in _TYPES:
-                    raise ConfigError(f"{path}.type: unknown type {name!r}", where="json_schema")
+                    raise _bad_schema(f"{path}.type: unknown type {name!r}.{nearest(name, _TYPES)}")
+
+
+def _bad_schema(what: str) -> ConfigError:
+    return ConfigError(what, where="json_schema", fix='like schema={"type": "object", "required": ["answer"]}')
+
+
+def _is_text_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+_LIST = ("a list that is not empty", lambda value: isinstance(value, (list, tuple)) and len(value) > 0)
+_COUNT = ("a whole number >= 0", lambda value: type(value) is int and value >= 0)
+_NUMBER = ("a number", _is_number)
+_SHAPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "type": ("a name or a list of names", lambda value: isinstance(value, str) or (bool(value) and _is_text_list(value))),
+    "properties": ("an object", lambda value: isinstance(value, Mapping)),
+    "required": ("a list of names", _is_text_list),
+    "enum": _LIST, "anyOf": _LIST, "allOf": _LIST, "oneOf": _LIST,
+    "uniqueItems": ("true or false", lambda value: isinstance(value, bool)),
+    "minItems": _COUNT, "maxItems": _COUNT, "minLength": _COUNT, "maxLength": _COUNT,
+    "minimum": _NUMBER, "maximum": _NUMBER, "exclusiveMinimum": _NUMBER, "exclusiveMaximum": _NUMBER,
+}  # fmt: skip
 
 
 def _violation(value: Any, schema: Any, path: str, depth: int) -> str:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import numbers
+import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
-from jurat.platform.types import FAULTS, UNSCORED, Message, Problem, Status, Step, Verdict, VerifierSpec
+from jurat.platform.types import FAULTS, UNSCORED, Fault, Message, Problem, Status, Step, Verdict, VerifierSpec
 
 MAX_TEXT = 2_000
 """Characters kept of ``read`` and ``why``."""
 MAX_EVIDENCE = 16_000
 """Characters of JSON kept of ``evidence``."""
+MAX_FLAGS = 32
+"""Flags kept, of 100 characters each."""
+MAX_STEPS = 4_096
+"""Steps a verdict may have."""
 EXPECTED = "a bool, a float in [0, 1], None or a jurat.Verdict"
 
 
@@ -24,7 +30,8 @@ def as_verdict(name: str, kind: str, raw: Any) -> Verdict:
         return _checked(name, raw)
     if raw is None:
         return Verdict.of("abstained", why=f"{name} returned None")
-    if type(raw).__name__ in ("bool", "bool_"):
+    # NumPy is not imported for this; where it is not, nothing is of its type.
+    if isinstance(raw, (bool, getattr(sys.modules.get("numpy"), "bool_", bool))):
         return Verdict.of("correct" if raw else "incorrect", why=name)
     if isinstance(raw, numbers.Real):
         score = float(raw)
@@ -59,15 +66,30 @@ def _checked(name: str, verdict: Verdict) -> Verdict:
     fault = problem_with(verdict)
     if fault:
         return error(f"{name} returned a Verdict with {fault}")
+    seconds = verdict.seconds
+    known = isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0
     return replaced(
-        verdict, read=str(verdict.read)[:MAX_TEXT], why=str(verdict.why)[:MAX_TEXT], evidence=capped(verdict.evidence)
-    )
+        verdict, read=str(verdict.read)[:MAX_TEXT], why=str(verdict.why)[:MAX_TEXT], evidence=capped(verdict.evidence),
+        flags=tuple(flag[:100] for flag in verdict.flags[:MAX_FLAGS]), certified=verdict.certified is True,
+        steps=tuple(dataclasses.replace(step, why=str(step.why)[:MAX_TEXT]) for step in verdict.steps),
+        seconds=seconds if known else 0.0,
+    )  # fmt: skip
 
 
 def problem_with(verdict: Verdict) -> str:
     """'' if status, score and fault agree, else what is wrong."""
-    if verdict.status not in FAULTS:
-        return f"status {verdict.status!r}, expected one of {', '.join(FAULTS)}"
+    if not isinstance(verdict.status, str) or verdict.status not in FAULTS:
+        return f"status {_shown(verdict.status)}, expected one of {', '.join(FAULTS)}"
+    if verdict.fault is not None and verdict.fault not in get_args(Fault):
+        return f"fault {_shown(verdict.fault)}, expected one of {', '.join(get_args(Fault))} or None"
+    if not isinstance(verdict.flags, (tuple, list)) or not all(isinstance(flag, str) for flag in verdict.flags):
+        return f"flags {_shown(verdict.flags)}, expected a tuple of strings"
+    if not isinstance(verdict.evidence, Mapping):
+        return f"evidence {_shown(verdict.evidence)}, expected a mapping"
+    if not isinstance(verdict.steps, (tuple, list)) or not all(isinstance(step, Step) for step in verdict.steps):
+        return f"steps {_shown(verdict.steps)}, expected a tuple of jurat.Step"
+    if len(verdict.steps) > MAX_STEPS:
+        return f"{len(verdict.steps)} steps, at most {MAX_STEPS}"
     score = verdict.score
     if score is None:
         return "" if verdict.status in UNSCORED else f"status {verdict.status!r} and no score"
@@ -89,8 +111,6 @@ def problem_with(verdict: Verdict) -> str:
 
 def replaced(verdict: Verdict, **changes: Any) -> Verdict:
     """A copy with some fields changed."""
-    import dataclasses
-
     return dataclasses.replace(verdict, **changes)
 
 
@@ -136,14 +156,14 @@ def verdict_from_json(value: Mapping[str, Any]) -> Verdict:
             status=value["status"], score=value["score"], fault=value.get("fault"), read=str(value.get("read", "")),
             why=str(value.get("why", "")), evidence=dict(value.get("evidence", {})), steps=steps,
             certified=value.get("certified", False) is True, seconds=float(value.get("seconds", 0.0)),
-            flags=tuple(value.get("flags", ())),
+            flags=value.get("flags", ()),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as fault:
         raise ValueError(f"not a verdict: {fault!r}") from None
     wrong = problem_with(made)
     if wrong:
         raise ValueError(f"a verdict with {wrong}")
-    return made
+    return replaced(made, flags=tuple(made.flags))
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:

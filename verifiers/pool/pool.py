@@ -1,9 +1,10 @@
 """The parent's side: one thread owns all worker processes and their pipes; any thread may submit and wait.
 
 A task is given to an idle process, so its deadline runs from the start of the work and never from queueing. Past it the
-process, its group and its descendants get SIGKILL, a spare that is already warm takes the place, and another spare is
-started. There are no signals in this process, no fork without exec, and no event loop: futures are
-``concurrent.futures.Future``, which asyncio and plain threads both await.
+process and its descendants get SIGKILL, a spare that is already warm takes the place, and another spare is started. On
+Linux each process has a guard, its parent, which adopts and kills what becomes an orphan. There are no signals in this
+process, no fork without exec, and no event loop: futures are ``concurrent.futures.Future``, which asyncio and plain
+threads both await.
 
 What this does not cover: a verifier is its user's own code, not hostile code. It has the user's files and network. Code
 written by a model belongs in the code sandbox.
@@ -40,6 +41,10 @@ _TOO_MANY = 20
 else kills), one that exits 7 (it will again)."""
 _RETRY_SECONDS = 5.0
 """Between attempts from then on."""
+_SENT = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT"})
+"""Signals that come from outside (the system out of memory, a scheduler, a person), unless the verifier sends them."""
+_GUARD_SECONDS = 3.0
+"""For a worker's guard to kill what is left and end; then it is killed too."""
 _TAIL = 2_000
 """Characters kept of what a worker printed."""
 
@@ -93,7 +98,8 @@ class Answered:
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
-    """No reply. ``kind``: timeout (killed at the deadline), died, output, nonsense, infra (none starts), closed."""
+    """No reply. ``kind``: timeout (killed at the deadline), died, killed (by a signal that this pool did not send),
+    output, nonsense, infra (none starts), closed."""
 
     kind: str
     why: str
@@ -164,7 +170,7 @@ class Pool:
         return self._core.submit(task)
 
     def pids(self) -> list[int]:
-        """Processes alive now, spares included."""
+        """Processes alive now, spares included; on Linux the guards of the workers."""
         return self._core.pids()
 
     def close(self) -> None:
@@ -189,7 +195,8 @@ class _Core:
         self.queue: collections.deque[_Job] = collections.deque()
         self.loaded: Future[list[dict[str, Any]]] = Future()
         self._workers: list[_Worker] = []
-        self._dying: list[subprocess.Popen[bytes]] = []
+        self._dying: list[tuple[subprocess.Popen[bytes], float]] = []
+        """Processes told to end, and when they are killed if they have not."""
         self._ids = itertools.count(1)
         self._selector = selectors.DefaultSelector()
         self._bell, self._ring = socket.socketpair()
@@ -198,6 +205,7 @@ class _Core:
         self._selector.register(self._bell, selectors.EVENT_READ, None)
         self._lock = threading.Lock()
         self._closed = False
+        self._home = os.getpid()
         self._failures = 0
         self._last_failure = ""
         self._retry_at = 0.0
@@ -205,6 +213,11 @@ class _Core:
     # -- from any thread --
 
     def submit(self, task: Task) -> Future[Outcome]:
+        if os.getpid() != self._home:
+            raise RunFailed(
+                f"this pool belongs to process {self._home}, not to its forked child {os.getpid()}", where="Pool",
+                fix="build the judge, or the pool, in the child",
+            )  # fmt: skip
         future: Future[Outcome] = Future()
         number = next(self._ids)
         job = _Job(number, task, pack({**task.request, "id": number}), future)
@@ -222,6 +235,8 @@ class _Core:
         return [w.process.pid for w in list(self._workers) if w.process.returncode is None]
 
     def close(self) -> None:
+        if os.getpid() != self._home:
+            return
         with self._lock:
             self._closed = True
         self._wake()
@@ -401,11 +416,8 @@ class _Core:
             return
         origin = frame["origin"]
         self._kill(worker)
-        error = ConfigError(
-            f"the verifiers in {origin['value']} do not load: {frame['failed']}",
-            where=origin["value"],
-            fix=f"run it alone to see why\n{frame['trace']}",
-        )
+        what, where, fix = frame["failed"]
+        error = ConfigError(f"the verifiers in {origin['value']} do not load: {what}", where=where, fix=fix)
         self._failures, self._retry_at = _TOO_MANY, math.inf
         self._last_failure = error.what
         if not self.loaded.done():
@@ -417,9 +429,12 @@ class _Core:
             tail = worker.tail.decode("utf-8", "replace")
             self._kill(worker)
             weight = 1 if how.startswith("by ") else 7
-            self._failed(f"a worker process ended {how} while it started: {tail[-500:]}", weight)
+            printed = f": {tail[-500:]}" if tail.strip() else ""
+            self._failed(f"a worker process ended {how} while it started{printed}", weight)
         else:
-            self._break(worker, "died", f"the verifier's process ended {how}")
+            # A verifier's own fault ends in an exit code or a signal of the processor; these others are sent.
+            kind = "killed" if how.removeprefix("by ") in _SENT else "died"
+            self._break(worker, kind, f"the verifier's process ended {how}")
 
     def _failed(self, why: str, weight: int = 7) -> None:
         self._failures += weight
@@ -427,7 +442,12 @@ class _Core:
         broken = self._failures >= _TOO_MANY
         self._retry_at = time.monotonic() + (_RETRY_SECONDS if broken else 0.01 * self._failures)
         if broken and not self.loaded.done():
-            self.loaded.set_exception(RunFailed(why, where="verifier workers", fix="run jurat doctor"))
+            files = ", ".join(origin.value for origin in self.origins)
+            error = RunFailed(why, where="verifier workers", fix="run jurat doctor")
+            if files:
+                fix = "look there for what ends the process while it is imported; if nothing does, run jurat doctor"
+                error = RunFailed(why, where=files, fix=fix)
+            self.loaded.set_exception(error)
 
     def _break(self, worker: _Worker, kind: str, why: str) -> None:
         job, seconds = worker.job, time.monotonic() - worker.began
@@ -438,7 +458,7 @@ class _Core:
             _resolve(job, Broken(kind=kind, why=why, seconds=seconds, printed=tail))
 
     def _kill(self, worker: _Worker) -> None:
-        """Remove the worker and SIGKILL its group and descendants; it is reaped in ``_bury``."""
+        """Remove the worker and kill it and its descendants; it is reaped in ``_bury``."""
         self._workers.remove(worker)
         for fd in (worker.requests, worker.replies, worker.log, worker.pidfd):
             if fd is not None:
@@ -448,10 +468,13 @@ class _Core:
         for pid in _descendants(worker.process):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        # The leader is not reaped yet, so its id cannot belong to another group.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker.process.pid, signal.SIGKILL)
-        self._dying.append(worker.process)
+        guarded = sys.platform == "linux" and not _has_ended(worker.process)
+        if guarded:
+            # The guard kills what the worker leaves behind, then ends too.
+            worker.process.terminate()
+        else:
+            _kill_group(worker.process)
+        self._dying.append((worker.process, time.monotonic() + (_GUARD_SECONDS if guarded else math.inf)))
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -464,7 +487,18 @@ class _Core:
                 self._failed(f"a worker process did not start in {self.limits.start_seconds:g} s")
 
     def _bury(self) -> None:
-        self._dying = [process for process in self._dying if process.poll() is None]
+        now = time.monotonic()
+        left = []
+        for process, until in self._dying:
+            if not _has_ended(process):
+                if now >= until:
+                    _kill_group(process)
+                    until = math.inf
+                left.append((process, until))
+                continue
+            _kill_group(process)
+            process.wait()
+        self._dying = left
 
     def _dispatch(self) -> None:
         while self.inbox:
@@ -503,9 +537,10 @@ class _Core:
             _resolve(job, Broken(kind="closed", why="the pool was closed"))
         self.queue.clear()
         self.inbox.clear()
-        for process in self._dying:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=5.0)
+        end = time.monotonic() + 5.0
+        while self._dying and time.monotonic() < end:
+            self._bury()
+            time.sleep(0.001)
         if not self.loaded.done():
             self.loaded.set_exception(RunFailed("the pool was closed", where="verifier workers"))
         self._selector.close()
@@ -517,6 +552,23 @@ def _resolve(job: _Job, outcome: Outcome) -> None:
     if job.future.done() or (not job.future.running() and not job.future.set_running_or_notify_cancel()):
         return
     job.future.set_result(outcome)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Where the system can tell without reaping it, it is not reaped: its id still names its group."""
+    if process.returncode is not None or not hasattr(os, "waitid"):
+        return process.poll() is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return process.poll() is not None
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    # A leader that is not reaped keeps its id, so that it cannot name another group.
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _exit_of(process: subprocess.Popen[bytes]) -> str:

@@ -14,10 +14,12 @@ import importlib.util
 import inspect
 import os
 import resource
+import signal
 import sys
 import time
 import traceback
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,16 @@ from jurat.verifiers.pool.pool import LOADING
 from jurat.verifiers.registry import REGISTERED, Definition, Target
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _SIGKILL = 1, 36, 9
+_GUARD_SECONDS = 1.0
+"""For which what a dead worker left is killed, as it may multiply meanwhile."""
 _TRACE = 3_000
 """Characters kept of a traceback."""
 
 
 def main() -> None:
     requests, replies = int(sys.argv[1]), int(sys.argv[2])
+    if sys.platform == "linux":
+        _guard(requests, replies)
     for fd in (requests, replies):
         os.set_inheritable(fd, False)
     _die_with_parent()
@@ -45,7 +51,7 @@ def main() -> None:
         for origin in setup["origins"]:
             load(origin)
     except BaseException as fault:
-        write_blocking(replies, {"failed": str(fault), "trace": traceback.format_exc()[-_TRACE:], "origin": origin})
+        write_blocking(replies, {"failed": _failure(fault, origin["value"]), "origin": origin})
         return
     os.environ.pop(LOADING, None)
     _limit_memory(setup["memory_bytes"])
@@ -58,6 +64,58 @@ def main() -> None:
             # A verifier forked and came back in the copy: only the original may answer.
             os._exit(70)
         write_blocking(replies, reply)
+
+
+def _guard(*pipes: int) -> None:
+    """Fork: the child returns and works; this process only waits, so that what the child leaves behind when it dies
+    becomes its own and is killed, a session of its own or not. It ends as the child did.
+
+    What escapes: processes of a verifier that kills its guard too. That takes intent; see ``pool.py`` on hostile code.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    awaited = (signal.SIGCHLD, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    worker = os.fork()
+    if worker == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for fd in (0, 1, 2, *pipes):
+        os.close(fd)
+    ended: int | None = None
+    while ended is None:
+        if signal.sigwait(awaited) == signal.SIGTERM:
+            os.kill(worker, signal.SIGKILL)
+        ended = dict(_reaped()).get(worker)
+    give_up = time.monotonic() + _GUARD_SECONDS
+    while (left := _children()) and time.monotonic() < give_up:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        for _ in _reaped():
+            pass
+        time.sleep(0.001)
+    if os.WIFSIGNALED(ended):
+        number = os.WTERMSIG(ended)
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(ended) if os.WIFEXITED(ended) else 70)
+
+
+def _reaped() -> Iterator[tuple[int, int]]:
+    """(pid, status) of each child that has ended."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
 
 
 def _die_with_parent() -> None:
@@ -77,6 +135,23 @@ def _limit_memory(extra: int) -> None:
     if sys.platform == "linux":
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (mapped + extra, mapped + extra))
+
+
+def _failure(fault: BaseException, value: str) -> list[str]:
+    """What, where and fix for a user's code that does not load; the place is in that code if the fault is."""
+    if isinstance(fault, JuratError):
+        return [fault.what, fault.where or value, fault.fix]
+    where, fix = value, f"run `python {value}` to see the whole traceback"
+    if isinstance(fault, SyntaxError):
+        where = f"{fault.filename or value}:{fault.lineno or 1}"
+        return [f"{type(fault).__name__}: {fault.msg}", where, "mend the syntax: it is not Python as it stands"]
+    frames = traceback.extract_tb(fault.__traceback__)
+    own = [frame for frame in frames if frame.filename == value]
+    if own:
+        where = f"{value}:{own[-1].lineno}"
+    if not isinstance(fault, Exception):
+        fix = 'put what runs, and does not define, under `if __name__ == "__main__":`'
+    return [f"{type(fault).__name__}: {fault}"[:500], where, fix]
 
 
 # ---- loading -----------------------------------------------------------------------------------------------------
