@@ -265,12 +265,16 @@ def _family(a: Node, b: Node, context: Context) -> Outcome:
 
 
 def _text(a: Node, b: Node, context: Context) -> Outcome:
-    return Outcome(_words(a.value) == _words(b.value), "text")
+    xs, ys = a.value.split(), b.value.split()
+    return Outcome(len(xs) == len(ys) and all(map(_same_word, xs, ys)), "text")
 
 
-def _words(text: str) -> list[str]:
-    kept = [w for w in text.split() if w not in ("a", "an", "the")] or text.split()
-    return [w[:-1] if len(w) > 3 and w.endswith("s") and not w.endswith("ss") else w for w in kept]
+def _same_word(x: str, y: str) -> bool:
+    """Equal but for case, or the plural of a common noun (a name keeps its "s": Mars)."""
+    if x.lower() == y.lower():
+        return True
+    short, long = sorted((x, y), key=len)
+    return x.islower() and y.islower() and len(short) > 2 and long == short + "s" and not long.endswith("ss")
 
 
 def _judge(a: Node, b: Node, context: Context) -> Outcome:
