@@ -180,7 +180,7 @@ def _tuple_parentheses(a: Node, b: Node, context: Context) -> Iterator[Pair]:
         a.kind == "tuple"
         and a.value in ("()", "<>")
         and b.kind == "list"
-        and b.value == ","
+        and b.value in (",", "and")
         and assignments(b) is None
         and len(a.args) == len(b.args)
     ):

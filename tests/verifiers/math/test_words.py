@@ -57,3 +57,28 @@ def test_texts_differ_by_one_sign_or_letter(gold: str, answer: str) -> None:
 )
 def test_texts_are_equal_but_for_markup(gold: str, answer: str) -> None:
     assert same(gold, answer)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [
+        ("t<2 or t>5", "t<2 and t>5", False),
+        ("t<2 \\text{ or } t>5", "t<2 \\land t>5", False),
+        ("t<2 \\lor t>5", "(-\\infty,2)\\cup(5,\\infty)", True),
+        ("t<2 or t>5", "t>5 or t<2", True),
+        ("t<2 or t>5", "t<2, t>5", True),
+        ("2<t<5", "t>2 and t<5", True),
+        ("2<t<5", "t>2 or t<5", False),
+        ("\\emptyset", "t<2 and t>5", True),
+        ("0<t<1 or t>5", "t>0 and t<1 or t>5", True),
+        ("0<t<1 or t>5", "t>0 and t<1 and t>5", False),
+        ("a>b and c>d", "a>b or c>d", False),
+        ("r\\land s", "r\\lor s", False),
+        ("r\\land s", "s\\wedge r", True),
+        ("u=3 and v=4", "u=3 or v=4", False),
+        ("u=3 or u=4", "u=3 and u=4", True),
+        ("3 or 4", "3 and 4", True),
+    ],
+)
+def test_and_is_not_or(gold: str, answer: str, equal: bool) -> None:
+    assert same(gold, answer) == equal
