@@ -56,6 +56,12 @@ class Expressions(Suffix, Brackets, Literals, Functions, Cursor):
             ):
                 self.pos += 1
                 left = self.infix(left, ":", 10)
+            elif kind == "word" and value.lower() in words.OPERATORS and self.starts_value(1):
+                operator = words.OPERATORS[value.lower()]
+                if _INFIX[operator] <= power:
+                    break
+                self.pos += 1
+                left = self.infix(left, operator, _INFIX[operator])
             elif kind == "word" or kind == "cur":
                 if power >= 30:
                     break
@@ -72,6 +78,9 @@ class Expressions(Suffix, Brackets, Literals, Functions, Cursor):
                 left = measured
             elif left.kind == "qty" and kind == "num":
                 left = self.compound(left)
+            elif (kind, value) == ("fn", "fact") and self.peek(1)[0] in ("end", "sep", "close", "rel"):  # 4 factorial
+                self.pos += 1
+                left = Node("fn", "fact", (left,))
             elif self.starts_factor(kind, value):
                 if power >= IMPLICIT:
                     break
@@ -87,6 +96,9 @@ class Expressions(Suffix, Brackets, Literals, Functions, Cursor):
         kind, value, _ = self.next()
         if kind == "num":
             return self.number(value)
+        if kind == "id" and value in "aA" and self.peek()[1].lower() in words.PARTS and self.at("word"):
+            if (part := self.part(num(1))) is not None:  # a half
+                return part
         if kind == "id":
             return self.identifier(value)
         if kind == "op":

@@ -82,3 +82,74 @@ def test_texts_are_equal_but_for_markup(gold: str, answer: str) -> None:
 )
 def test_and_is_not_or(gold: str, answer: str, equal: bool) -> None:
     assert same(gold, answer) == equal
+
+
+@pytest.mark.parametrize(
+    ("value", "spelled"),
+    [
+        ("54", "fifty-four"),
+        ("54", "Fifty Four"),
+        ("707", "seven hundred and seven"),
+        ("230", "two hundred thirty"),
+        ("2600", "two thousand six hundred"),
+        ("1/2", "one half"),
+        ("1/2", "a half"),
+        ("1/3", "\\text{one-third}"),
+        ("5/8", "five eighths"),
+        ("7/12", "7 twelfths"),
+        ("9/20", "nine twentieths"),
+        ("3/100", "three hundredths"),
+        ("5/2", "two and a half"),
+        ("11/4", "2 and three quarters"),
+        ("-9", "minus nine"),
+        ("-9", "negative 9"),
+        ("-\\infty", "negative infinity"),
+        ("36", "6 squared"),
+        ("27", "three cubed"),
+        ("24", "4 factorial"),
+        ("31", "forty minus nine"),
+        ("18", "twice 9"),
+        ("9/2", "half of 9"),
+        ("11", "nine plus two"),
+        ("3\\times10^{15}", "3 quadrillion"),
+        ("\\frac{3}{8}", "3 \\over 8"),
+    ],
+)
+def test_numbers_in_words(value: str, spelled: str) -> None:
+    assert same(value, spelled)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("46", "fifty-four"),
+        ("50", "fifty-four"),
+        ("-1", "three-four"),
+        ("2", "six-four"),
+        ("199", "two hundred-one"),
+        ("46", "fifty - four"),
+        ("9", "9 thirteenths"),
+        ("9", "9 millionths"),
+        ("9", "9 septillions"),
+        ("9", "9 billionths"),
+        ("9", "9 fives"),
+        ("9", "9 halves"),
+        ("9", "9 googols"),
+        ("9", "9 quarters"),
+        ("9", "minus 9"),
+        ("9", "9 squared"),
+        ("9", "half of 9"),
+        ("9", "9 plus two"),
+        ("9", "9 factorial"),
+        ("9", "9 reciprocals"),
+        ("9", "at most 9"),
+        ("1/2", "2 half"),
+    ],
+)
+def test_words_that_change_a_number_are_read_or_refused(gold: str, answer: str) -> None:
+    assert not same(gold, answer)
+
+
+@pytest.mark.parametrize("answer", ["9 seconds", "9 months", "9 red marbles", "9 paths", "9 square feet", "9 quarts"])
+def test_units_and_counted_things_stay_units(answer: str) -> None:
+    assert same("9", answer)
