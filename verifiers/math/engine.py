@@ -63,6 +63,8 @@ def judge_text(
     found = extract(completion, extraction)
     if letter and (found is None or found.rule not in ("boxed", "tags", "hashes", "final_answer_is")):
         found = extraction_rules.choice_letter(completion, extraction) or found
+    if found is None and 0 < len(bare := completion.strip()) < 80 and "\n" not in bare and read(gold).kind == "text":
+        found = extraction_rules.Extracted(bare, 0, len(completion), "whole")
     if found is None:
         bad = read(gold).node is None
         return MathVerdict(status=BAD_GOLD if bad else NO_ANSWER, reason="unparseable_gold" if bad else "no_answer",

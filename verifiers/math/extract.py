@@ -18,10 +18,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from jurat.verifiers.math import standing
 from jurat.verifiers.math.lexer import is_word
 from jurat.verifiers.math.limits import MAX_TAIL_CHARS
 from jurat.verifiers.math.macros import PLAIN_FUNCTIONS
 from jurat.verifiers.math.reading import read
+from jurat.verifiers.math.words import CONSTANTS
 
 _THINK_END = re.compile(
     r"</(?:think|thinking|thought|reasoning|scratchpad)>|<\|end_of_thought\|>|<\|/think\|>|◁/think▷", re.IGNORECASE
@@ -53,6 +55,7 @@ _BETWEEN = re.compile(
 )
 _QUOTES = re.compile(r"^(?:\\\\?\")+|(?:\\\\?\")\.?$")
 _MAX_BETWEEN = 60
+_MARKUP = re.compile(r"[$*`()]|\\[()]")
 _DENIED = re.compile(r"\s*(?:\w+\s+){0,2}(?:not|never|neither)\b", re.IGNORECASE)
 _PROSE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z({])")
 _HEDGE = re.compile(
@@ -121,8 +124,29 @@ def extract(text: str, extraction: Extraction | None = None) -> Extracted | None
         else:
             found = _MARKERS[rule](tail)
         if found is not None:
+            found = _after_retraction(tail, found) if rule in ("last", "answer_is") else found
             return Extracted(found.text, base + found.start, base + found.end, found.rule, found.flags)
     return None
+
+
+def _after_retraction(text: str, found: Extracted) -> Extracted:
+    """The answer, or what the words after it put in its place; a denied answer is handed on with its denial, so that
+    it is no number."""
+    at = standing.retraction(text, found.end)
+    if at is not None:
+        span = standing.correction(text, at)
+        part = _last_expression(text[slice(*span)], anchored=True) if span else None
+        if span and part is not None:
+            return Extracted(part.text, span[0] + part.start, span[0] + part.end, found.rule, part.flags)
+        return _unasserted(text, found.start, min(len(text), at + 40), found.rule)
+    if standing.denied_after(text, found.end) or (found.rule == "boxed" and standing.denied_before(text, found.start)):
+        return _unasserted(text, max(0, found.start - 40), min(len(text), found.end + 40), found.rule)
+    return found
+
+
+def _unasserted(text: str, start: int, end: int, rule: str) -> Extracted:
+    """A value with the words that deny, bound or retract it: a text, equal to no number."""
+    return Extracted(f"not asserted: {text[start:end].strip()}", start, end, rule, ("hedge",))
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -293,14 +317,27 @@ def _phrase(text: str, start: int, rule: str) -> Extracted | None:
     content = text[start:end]
     if not content.strip(" *$.,:"):
         return None
+    anchor = text.rfind("\n", 0, start) + 1
+    if standing.denied_before(text[anchor:start], start - anchor - 1) or standing.denied_before(text, start - 1):
+        return _unasserted(text, max(anchor, start - 60), end, rule)
+    if not _reads(content):
+        kept = standing.asserted(content)
+        if kept != content:
+            start += content.find(kept) if kept in content else 0
+            content = kept
+            end = start + len(kept) if text.startswith(kept, start) else end
+            if _reads(content):
+                return Extracted(content.strip().strip("*`").strip(), start, end, rule)
     if _DENIED.match(content):
         return _cleaned(text, start, end, rule)
     box = _boxed(content)
     if box is not None:
         return Extracted(box.text, start + box.start, start + box.end, rule, box.flags)
     whole = _cleaned(text, start, end, rule)
-    if whole is not None and _reads(whole.text):
+    if whole is not None and _reads(whole.text) and not (text.startswith("!", end) and whole.text[-1:].isdigit()):
         return whole
+    if text.startswith("!", end) and whole is not None and whole.text[-1:].isdigit():
+        return Extracted(whole.text + "!", start, end + 1, rule)
     part = _last_expression(content, anchored=True)
     if part is None:
         return whole
@@ -328,7 +365,7 @@ def _whole(text: str) -> Extracted | None:
     if not content or len(content) > _SHORT:
         return None
     reading = read(content)
-    if reading.node is None or reading.kind == "text" or is_prose(content):
+    if reading.node is None or reading.kind == "text" or (is_prose(content) and reading.key not in CONSTANTS):
         lines = [line for line in content.splitlines() if line.strip()]
         if (
             len(lines) != 1
@@ -357,6 +394,7 @@ def is_prose(text: str) -> bool:
 
 def _last_expression(text: str, anchored: bool = False) -> Extracted | None:
     """The last mathematics between delimiters or the last number in prose, whichever ends later."""
+    text = standing.asserted_here(text)
     math = _last_math(text)
     number = _last(_NUMBER, text)
     while (
@@ -367,6 +405,9 @@ def _last_expression(text: str, anchored: bool = False) -> Extracted | None:
     ):
         number = None
     if math is not None and (number is None or number.end() <= math.end):
+        before = text[: math.start].replace("$", "").replace("*", "")
+        if standing.doubted(text, math.start, math.end) or _HEDGE.search(before, max(0, len(before) - 60)):
+            return _unasserted(text, max(0, math.start - 60), min(len(text), math.end + 30), "last_expression")
         return math
     if number is None or not (
         anchored or "=" in text or any(c.isalpha() for c in text)
@@ -374,6 +415,11 @@ def _last_expression(text: str, anchored: bool = False) -> Extracted | None:
         return None
     before = max(0, number.start() - 60)
     hedge = _HEDGE.search(text, before, number.start()) or _DENIAL.search(text[:number.start()], before)
+    if hedge is None and (
+        standing.doubted(text, number.start(), number.end())
+        or _HEDGE.search(_MARKUP.sub("", text[before : number.start()]))
+    ):
+        return _unasserted(text, before, min(len(text), number.end() + 30), "last_expression")
     if hedge is not None:
         return Extracted(text[hedge.start() : number.end()], hedge.start(), number.end(), "last_expression", ("hedge",))
     for point in _POINT.finditer(text):
