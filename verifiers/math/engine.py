@@ -70,6 +70,10 @@ def judge_text(
         return MathVerdict(status=BAD_GOLD if bad else NO_ANSWER, reason="unparseable_gold" if bad else "no_answer",
                            gold_norm=read(gold).norm,
                            gold_type=read(gold).kind, seconds=time.perf_counter() - start)  # fmt: skip
+    if "not_asserted" in found.flags and read(gold).kind not in ("", "text"):
+        return MathVerdict(status=NO_ANSWER, reason="not_asserted", gold_norm=read(gold).norm, gold_type=read(gold).kind,
+                           flags=found.flags, extracted=found.text, span=(found.start, found.end),
+                           seconds=time.perf_counter() - start)  # fmt: skip
     verdict = compare(gold, found.text, policy=policy)
     flags = (*verdict.flags, *found.flags)
     if verdict.status == CORRECT and policy.reject_flags & set(flags):

@@ -55,6 +55,9 @@ _BETWEEN = re.compile(
 )
 _QUOTES = re.compile(r"^(?:\\\\?\")+|(?:\\\\?\")\.?$")
 _MAX_BETWEEN = 60
+_HIDDEN = re.compile(r"<!--(?:[^-]|-(?!->)){0,2000}-->|~~(?=\S)[^~\n]{1,200}~~")
+_CODE_BLOCK = re.compile(r"```[^`]*```")
+_COMMENT_LINE = re.compile(r"(?m)^[ \t]*(?:#|//)[^\n]*")
 _MARKUP = re.compile(r"[$*`()]|\\[()]")
 _DENIED = re.compile(r"\s*(?:\w+\s+){0,2}(?:not|never|neither)\b", re.IGNORECASE)
 _PROSE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z({])")
@@ -114,6 +117,7 @@ def extract(text: str, extraction: Extraction | None = None) -> Extracted | None
         turn = _TURN.search(tail)
     if turn is not None:
         tail = tail[: turn.start()]
+    tail = _shown(tail)
     for rule in rules.order:
         if rule == "last":
             found = max(
@@ -127,6 +131,20 @@ def extract(text: str, extraction: Extraction | None = None) -> Extracted | None
             found = _after_retraction(tail, found) if rule in ("last", "answer_is") else found
             return Extracted(found.text, base + found.start, base + found.end, found.rule, found.flags)
     return None
+
+
+def _shown(text: str) -> str:
+    """The text with what no reader sees as an answer blanked out: HTML comments, struck-out text, and comment lines
+    of code blocks. Positions stay."""
+    if "<!--" in text or "~~" in text:
+        text = _HIDDEN.sub(_blank, text)
+    if "```" in text:
+        text = _CODE_BLOCK.sub(lambda block: _COMMENT_LINE.sub(_blank, block.group()), text)
+    return text
+
+
+def _blank(match: re.Match[str]) -> str:
+    return " " * len(match.group())
 
 
 def _after_retraction(text: str, found: Extracted) -> Extracted:
@@ -145,8 +163,8 @@ def _after_retraction(text: str, found: Extracted) -> Extracted:
 
 
 def _unasserted(text: str, start: int, end: int, rule: str) -> Extracted:
-    """A value with the words that deny, bound or retract it: a text, equal to no number."""
-    return Extracted(f"not asserted: {text[start:end].strip()}", start, end, rule, ("hedge",))
+    """A value with the words that deny, bound or retract it: no answer, but for a gold that says the same words."""
+    return Extracted(text[start:end].strip(), start, end, rule, ("hedge", "not_asserted"))
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -213,6 +231,8 @@ def _boxed(text: str) -> Extracted | None:
     found = boxes(text)
     if not found:
         return None
+    while len(found) > 1 and text[found[-2].end : found[-1].start].strip(" $") == "%":  # a comment of TeX
+        found.pop()
     group = [found[-1]]
     for box in reversed(found[:-1]):
         between = text[box.end : group[0].start]
@@ -318,7 +338,8 @@ def _phrase(text: str, start: int, rule: str) -> Extracted | None:
     if not content.strip(" *$.,:"):
         return None
     anchor = text.rfind("\n", 0, start) + 1
-    if standing.denied_before(text[anchor:start], start - anchor - 1) or standing.denied_before(text, start - 1):
+    lead = text[anchor:start].rstrip(" \t:*")
+    if standing.denied_before(lead, len(lead)) or standing.opens_with_denial(content):
         return _unasserted(text, max(anchor, start - 60), end, rule)
     if not _reads(content):
         kept = standing.asserted(content)
@@ -341,6 +362,8 @@ def _phrase(text: str, start: int, rule: str) -> Extracted | None:
     part = _last_expression(content, anchored=True)
     if part is None:
         return whole
+    if whole is not None and "not_asserted" in part.flags:
+        return Extracted(whole.text, start, end, rule, part.flags)
     return Extracted(part.text, start + part.start, start + part.end, rule, part.flags)
 
 
@@ -475,6 +498,9 @@ _CHOICE_START = re.compile(r"\s*\(?([A-J])\)?(?:[.):,]|\s*$)")
 _CHOICE_WORD = re.compile(r"(?<![A-Za-z])\(?([B-HJ])\)?(?![A-Za-z'])")
 
 
+_OTHER_CHOICE = re.compile(r"\s*(?:or|and|/|,|&)?\s*(?:\([A-J]\)|(?<=or )[A-J]\b|(?<=and )[A-J]\b)")
+
+
 def choice_letter(text: str, extraction: Extraction | None = None) -> Extracted | None:
     """The chosen letter of a completion that marks it with words only: "the answer is B", "B. because ...", "... B
     ..."."""
@@ -489,6 +515,14 @@ def choice_letter(text: str, extraction: Extraction | None = None) -> Extracted 
         match = last
     if match is None:
         return None
+    start, end = match.start(1), match.end(1)
+    if (
+        _OTHER_CHOICE.match(tail, match.end())
+        or standing.denied_after(tail, end)
+        or standing.denied_before(tail, start)
+        or standing.retraction(tail, end) is not None
+    ):
+        return _unasserted(text, base + max(0, start - 40), min(len(text), base + end + 40), "choice_letter")
     return Extracted(match[1], base + match.start(1), base + match.end(1), "choice_letter")
 
 

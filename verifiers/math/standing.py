@@ -18,7 +18,7 @@ _FAULT = (
 _NOT_RIGHT = (
     r"(?:(?:is|was|are|would\s+be)(?:n['’]t|\s+not)\s+(?:the\s+|a\s+|my\s+)?"
     r"(?:\w+\s+)?(?:correct|right|answer|true|valid|possible|solution|it)"
-    r"|(?:does|do|did|can|could|will|would)(?:n['’]t|\s+not|not)\s+(?:\w+\s+)?(?:work|hold|fit|be|satisfy|count)"
+    r"|(?:does|do|did|can|could|will|would)(?:n?['’]t|\s+not|not)\s+(?:\w+\s+)?(?:work|hold|fit|be|satisfy|count)"
     r"|cannot\s+be|fails?\b|(?:is|are|can\s+be)\s+ruled\s+out)"
 )
 _FAULTED = rf"(?:(?:is|was|are|were|would\s+be|seems|looks)\s+(?:\w+\s+)?{_FAULT}\b|{_NOT_RIGHT})"
@@ -34,18 +34,22 @@ _INSTEAD = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(r"(?<=[\d$*})])\s*,?\s+(?:since|because)\s", re.IGNORECASE)
-_BOUNDARY = re.compile(r"[.;:!?\n](?=\s|$)|,\s|\b(?:so|since|because|then|hence|thus|therefore|which|but|and)\b(?!\s+not\b)")
+_BOUNDARY = re.compile(
+    r"\n|[.;:!?](?=\s|$)|,\s|\b(?:(?<!not\s)so|since|because|then|hence|thus|therefore|which|but|and)\b(?!\s+not\b)", re.IGNORECASE
+)
+_RELATIVE = re.compile(r"\b(?:that|who|which|whom)\s+(?:\w+\s+){0,2}?(?:not|never|neither|cannot|\w+n['’]t)\b", re.IGNORECASE)
+"""A denial inside "the people who did not vote": it is about them, not about the value."""
 _DENIED_BEFORE = re.compile(
     r"\b(?:not|never|neither|nor|cannot|nobody|no\s+one|except|excluding|besides|hardly|scarcely|barely|unlikely"
-    r"|refuse\w*|ignor(?:e|es|ed|ing)|rul(?:e|es|ed|ing)\s+out|reject\w*|doubt\w*|den(?:y|ies)"
+    r"|refuse\w*|ignor(?:e|es|ed|ing)|rul(?:e|es|ed|ing)\s+out|reject\w*|doubt(?:s|ed|ful)?|den(?:y|ies)"
     r"|incorrectly|wrongly|mistakenly|falsely"
-    r"|(?:other|different|far|instead|rather)\s+(?:than|from|of))\b"
-    rf"|n['’]t\b|\b{_FAULT}\s+(?:\w+\s+)?(?:answers?|values?|results?|numbers?|solutions?|is|are|to|if)\b|^\s*{_FAULT}\s*$",
+    r"|(?:(?<!none\s)other|different|far|instead|rather)\s+(?:than|from|of))\b"
+    rf"|\w+n['’]t\b|\b{_FAULT}\s+(?:\w+\s+)?(?:answers?|values?|results?|numbers?|solutions?|is|are|to|if)\b|^\s*{_FAULT}\s*$",
     re.IGNORECASE,
 )
 _ALL_BUT = re.compile(r"\b(?:any|every|no|all|none)\w*\s+(?:\w+\s+)?but\s+[$*\\({\s]*$", re.IGNORECASE)
 _CHANGED_BEFORE = re.compile(
-    r"(?:\b(?:at\s+(?:most|least)|\w+(?:er|more|less)\s+than|more\s+than|less\s+than|up\s+to|approximately|about|roughly|almost|nearly"
+    r"(?:\b(?:at\s+(?:most|least)|(?!other)\w+(?:er|more|less)\s+than|more\s+than|less\s+than|up\s+to|approximately|about|roughly|almost|nearly"
     r"|close\s+to|maybe|perhaps|possibly|probably|(?:might|could|may|can)\s+be|(?:one|any|some)\s+of(?:\s+[^.;\n]{1,40},)?"
     r"|between\s+\S{1,20}\s+(?:and|to)|from\s+\S{1,20}\s+to|candidates?:?(?:\s+[^.;\n]{1,40},)?"
     r"|half(?:\s+of)?|twice|double|triple|thrice|(?:square|cube)(?:\s+root)?\s+of|factorial\s+of|absolute\s+value\s+of"
@@ -54,10 +58,12 @@ _CHANGED_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _CHANGED_AFTER = re.compile(
-    r"[$*)}\\]*(?:!(?=\s*(?:[.,;)]|$))|\s+(?:squared|cubed|factorial|plus|minus|times|(?:or|and)\s+(?:more|less|fewer|above|below|something)"
-    r"|(?:more|less|fewer|greater|larger|smaller)\s+than)\b|\s*\(?\s*or\s+(?:maybe\s+|possibly\s+)?[$*\\({]*-?\d)",
+    r"[$*)}\\]*(?:!(?=\s*(?:[.,;)]|$))|\s+(?:squared|cubed|factorial|(?:plus|minus|times)(?=\s+(?:[$*\\(-]*\d|one|two|three|four|five|six|seven|eight|nine|ten))"
+    r"|(?:or|and)\s+(?:more|less|fewer|above|below|something|any\w*|some\w*))\b|\s*\(?\s*or\s+(?:maybe\s+|possibly\s+)?[$*\\({]*-?\d)",
     re.IGNORECASE,
 )
+_COMPARED_AFTER = re.compile(r"[$*)}\\]*\s+(?:more|less|fewer|greater|larger|smaller)\s+than\b", re.IGNORECASE)
+_COMPUTED = re.compile(r"=\s*[$*\\(]*\Z")
 _DENIED_AFTER = re.compile(rf"[$*)}}\\\].,]{{0,4}}\s*(?:\w+\s+)?{_FAULTED}", re.IGNORECASE)
 _DOUBTED = re.compile(
     r"[$*)}\]\s]{0,4}\?+\s*(?:no\b|not\b|wrong\b|I\s+(?:doubt|don['’]t|do\s+not))"
@@ -91,6 +97,14 @@ def asserted(sentence: str) -> str:
     return sentence[: reason.start()] if reason else sentence
 
 
+_FALSE_FIRST = re.compile(rf"\W*{_FAULT}\b[^.\n]*\d", re.IGNORECASE)
+
+
+def opens_with_denial(content: str) -> bool:
+    """The answer is "false: 7"."""
+    return _FALSE_FIRST.match(content) is not None
+
+
 def asserted_here(text: str) -> str:
     """`text` with what its last sentence sets aside blanked out, so that positions stay."""
     aside = None
@@ -114,7 +128,8 @@ def clause_before(text: str, start: int) -> str:
 
 def denied_before(text: str, start: int) -> bool:
     stretch = text[max(0, start - _REACH) : start]
-    return _DENIED_BEFORE.search(clause_before(text, start)) is not None or _ALL_BUT.search(stretch) is not None
+    clause = _RELATIVE.sub(" ", clause_before(text, start))
+    return _DENIED_BEFORE.search(clause) is not None or _ALL_BUT.search(stretch) is not None
 
 
 def doubted(text: str, start: int, end: int) -> bool:
@@ -124,6 +139,7 @@ def doubted(text: str, start: int, end: int) -> bool:
         denied_before(text, start)
         or _CHANGED_BEFORE.search(before) is not None
         or _CHANGED_AFTER.match(after) is not None
+        or (_COMPARED_AFTER.match(after) is not None and _COMPUTED.search(before) is None)
         or denied_after(text, end)
     )
 

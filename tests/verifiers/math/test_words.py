@@ -153,3 +153,26 @@ def test_words_that_change_a_number_are_read_or_refused(gold: str, answer: str) 
 @pytest.mark.parametrize("answer", ["9 seconds", "9 months", "9 red marbles", "9 paths", "9 square feet", "9 quarts"])
 def test_units_and_counted_things_stay_units(answer: str) -> None:
     assert same("9", answer)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [
+        ("9", "n=8=9", False),
+        ("9", "n=4=5=9", False),
+        ("9", "n=2*4=9", False),
+        ("9", "n=2*4+1=9", True),
+        ("\\frac{1}{7}", "n=\\frac{2}{14}\\approx 0.1", True),
+        ("(5,-2)", "y=5, x=-2", False),
+        ("(5,-2)", "y=-2, x=5", True),
+        ("(5,-2)", "x=5, y=-2", True),
+        ("(1,4,9)", "c=9, a=1, b=4", True),
+        ("(5,-2)", "v=5, a=-2", True),
+        ("0.3", "0.3%", False),
+        ("0.3", "30%", True),
+        ("30", "30%", True),
+        ("1", "1%", False),
+    ],
+)
+def test_chains_names_and_percent(gold: str, answer: str, equal: bool) -> None:
+    assert same(gold, answer) == equal
