@@ -12,7 +12,7 @@ from jurat.verifiers.math.backend import warn_once
 from jurat.verifiers.math.compare import equal
 from jurat.verifiers.math.extract import DEFAULT_ORDER, Extraction, extract
 from jurat.verifiers.math.limits import TooLarge, Undefined
-from jurat.verifiers.math.reading import Reading, choice_of_answer, choice_of_gold, read, selection
+from jurat.verifiers.math.reading import Reading, choice_of_answer, choice_of_gold, read, same_selection, selection
 from jurat.verifiers.math.tree import SCALARS, Node, walk
 from jurat.verifiers.math.verdict import (
     BAD_GOLD,
@@ -207,8 +207,9 @@ def _decide(g: Reading, a: Reading, context: Context) -> Outcome:
         chosen = choice_of_answer(a)
         if chosen:
             return Outcome(chosen == letter, "choice")
-    if len(letters := selection(g)) > 1 and len(chosen_letters := selection(a)) > 0:
-        return Outcome(letters == chosen_letters, "selection")
+    letters, chosen_letters = selection(g), selection(a)
+    if len(letters[0]) > 1 and chosen_letters[0]:
+        return Outcome(same_selection(letters, chosen_letters), "selection")
     if g.key and g.key == a.key and (g.kind == "text" or a.kind == "text"):
         return Outcome(True, "text_equal")
     if a.node is None:

@@ -201,7 +201,7 @@ def choice_of_gold(reading: Reading) -> str:
 
 def choice_of_answer(reading: Reading) -> str:
     """The letter that an answer chooses: "B", "(b)", "B. because ...", "(B) 3x = 7"; "" where it names none or
-    several."""
+    several. A bare small letter chooses too ("b"), unless it is a constant."""
     text = _OPTION.sub("", _bare(reading.raw))
     match = _LABEL.match(text)
     if match is None or (
@@ -210,16 +210,31 @@ def choice_of_answer(reading: Reading) -> str:
         return ""
     if text.startswith("(") and not match[2]:
         return ""
+    if match.end() == len(text) and match[1] in "ei" and not match[2]:
+        return ""  # Euler's number, the imaginary unit
     letter, rest = match[1].upper(), text[match.end() :]
     if any((a or b).upper() != letter for a, b in _OTHER_LABEL.findall(rest)) or _DENIAL.search(rest):
         return ""
     return letter
 
 
-def selection(reading: Reading) -> frozenset[str]:
-    """The letters of a multi-select answer: "AC", "A, C", "(A) and (C)"."""
+def selection(reading: Reading) -> tuple[str, bool]:
+    """The letters of a multi-select answer as written ("AC", "A, C", "(A) and (C)"), and whether something separates
+    them; "" for anything else."""
     text = _bare(reading.raw)
-    return frozenset(c for c in text.replace("and", "") if c.isupper()) if _SELECTION.fullmatch(text) else frozenset()
+    if not _SELECTION.fullmatch(text):
+        return "", False
+    letters = "".join(c for c in text.replace("and", "") if c.isupper())
+    return letters, letters != text
+
+
+def same_selection(gold: tuple[str, bool], answer: tuple[str, bool]) -> bool:
+    """Whether the same letters are chosen. A gold out of alphabetical order is a ranking, and runs of three or more
+    letters (ABC) are names: there the order counts. A selection has no order; nothing is chosen twice."""
+    (xs, apart), (ys, apart_too) = gold, answer
+    if list(xs) != sorted(xs) or not (apart or apart_too or len(xs) < 3):
+        return xs == ys
+    return sorted(xs) == sorted(ys)
 
 
 def _bare(raw: str) -> str:

@@ -176,3 +176,40 @@ def test_units_and_counted_things_stay_units(answer: str) -> None:
 )
 def test_chains_names_and_percent(gold: str, answer: str, equal: bool) -> None:
     assert same(gold, answer) == equal
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [
+        ("ABD", "DBA", False),
+        ("ABD", "A, B, D", True),
+        ("ABD", "ABBD", False),
+        ("AD", "ADA", False),
+        ("C, A, B", "C, A, B", True),
+        ("CADB", "ABCD", False),
+        ("\\frac{du}{dv}", "\\frac{u}{v}", False),
+        ("\\frac{du}{dv}", "du/dv", True),
+        ("\\frac{\\partial g}{\\partial y}", "\\frac{g}{y}", False),
+        ("\\frac{d^2u}{dv^2}", "\\frac{du}{v^2}", False),
+        ("\\frac{d}{dx}", "\\frac{1}{x}", False),
+        ("\\frac{dy}{dx}=2x", "\\frac{dy}{dx}=x+x", True),
+        ("\\frac{dy}{dx}=2x", "y'=2x", False),
+        ("w=4\\text{ or }w=-6", "w_1=4, w_2=-6", True),
+        ("w=4\\text{ or }w=-6", "w_1=4, w_2=6", False),
+        ("w=4, u=-6", "w_1=4, w_2=-6", False),
+        ("\\frac{d+1}{d}", "\\frac{1+d}{d}", True),
+        ("\\frac{2d}{d}", "2", True),
+    ],
+)
+def test_order_of_letters_derivatives_and_indexed_roots(gold: str, answer: str, equal: bool) -> None:
+    assert same(gold, answer) == equal
+
+
+def test_constants_are_no_choices() -> None:
+    assert compare("E", "e").status == compare("I", "i").status == "incorrect"
+    assert compare("E", "(e)").status == compare("D", "d").status == "correct"
+
+
+def test_a_gold_out_of_alphabetical_order_is_a_ranking() -> None:
+    assert compare("A, B, D", "D, A and B").status == "correct"
+    assert compare("C, A, B", "A, B, C").status == "incorrect"
