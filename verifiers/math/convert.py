@@ -70,6 +70,7 @@ def _before_rounding(chain: Node) -> Node:
 
 
 def _assignment_value(a: Node, b: Node, context: Context) -> Iterator[Pair]:
+    """x = 5 for 5; a chain must agree with itself. Between two assignments only the last sides count."""
     if a.kind == "rel" and b.kind != "rel":
         named = assignment(a)
         if named is not None and not consistent(_before_rounding(a), context):

@@ -10,6 +10,12 @@ off. Then:
 3. the whole text, if it is short and reads as one answer: " 12", "12.", "7 + 5 = 12", "12 apples";
 4. the last mathematics between dollars, or the last number in prose, whichever ends later (flag `last_number`).
 
+A value that the words beside it deny, bound, change or leave open ("not \\boxed{7}", "at most 7", "6 or 7", "half of
+7", "7? No.") is no answer (flag `not_asserted`); what a retraction puts in its place is ("7. Correction: 8."); see
+`standing.py`. HTML comments, struck-out text, comments in code blocks and boxes behind a TeX comment sign are not
+read. By convention a lone number in prose counts whatever it counts ("step 7"), the last of several `<answer>` tags
+or boxes wins, and text glued to a closed box is ignored.
+
 Every scan is linear in the text and reads its last `MAX_TAIL_CHARS` characters.
 """
 
@@ -55,7 +61,7 @@ _BETWEEN = re.compile(
 )
 _QUOTES = re.compile(r"^(?:\\\\?\")+|(?:\\\\?\")\.?$")
 _MAX_BETWEEN = 60
-_HIDDEN = re.compile(r"<!--(?:[^-]|-(?!->)){0,2000}-->|~~(?=\S)[^~\n]{1,200}~~")
+_STRUCK = re.compile(r"~~(?=\S)[^~\n]{1,200}~~")
 _CODE_BLOCK = re.compile(r"```[^`]*```")
 _COMMENT_LINE = re.compile(r"(?m)^[ \t]*(?:#|//)[^\n]*")
 _MARKUP = re.compile(r"[$*`()]|\\[()]")
@@ -136,8 +142,14 @@ def extract(text: str, extraction: Extraction | None = None) -> Extracted | None
 def _shown(text: str) -> str:
     """The text with what no reader sees as an answer blanked out: HTML comments, struck-out text, and comment lines
     of code blocks. Positions stay."""
-    if "<!--" in text or "~~" in text:
-        text = _HIDDEN.sub(_blank, text)
+    if "<!--" in text:
+        parts, at = [], 0
+        while (opened := text.find("<!--", at)) >= 0 and (closed := text.find("-->", opened)) >= 0:
+            parts += [text[at:opened], " " * (closed + 3 - opened)]
+            at = closed + 3
+        text = "".join(parts) + text[at:]
+    if "~~" in text:
+        text = _STRUCK.sub(_blank, text)
     if "```" in text:
         text = _CODE_BLOCK.sub(lambda block: _COMMENT_LINE.sub(_blank, block.group()), text)
     return text
@@ -273,7 +285,7 @@ def joins(between: str) -> bool:
     return bool(re.search(r"\b(?:and|or)\b", plain))
 
 
-_UNIT_AFTER = re.compile(r"\s*\$?\s*(\\?%|percent|pct|percentage)(?![A-Za-z])")
+_UNIT_AFTER = re.compile(r"\s{0,20}\$?\s{0,20}(\\?%|percent|pct|percentage)(?![A-Za-z])")
 
 
 def _after_box(text: str, end: int) -> str:

@@ -201,7 +201,8 @@ def choice_of_gold(reading: Reading) -> str:
 
 def choice_of_answer(reading: Reading) -> str:
     """The letter that an answer chooses: "B", "(b)", "B. because ...", "(B) 3x = 7"; "" where it names none or
-    several. A bare small letter chooses too ("b"), unless it is a constant."""
+    several. By convention a bare small letter chooses too ("b", and "e" and "i", for a gold that is a letter A to
+    J)."""
     text = _OPTION.sub("", _bare(reading.raw))
     match = _LABEL.match(text)
     if match is None or (
@@ -210,8 +211,6 @@ def choice_of_answer(reading: Reading) -> str:
         return ""
     if text.startswith("(") and not match[2]:
         return ""
-    if match.end() == len(text) and match[1] in "ei" and not match[2]:
-        return ""  # Euler's number, the imaginary unit
     letter, rest = match[1].upper(), text[match.end() :]
     if any((a or b).upper() != letter for a, b in _OTHER_LABEL.findall(rest)) or _DENIAL.search(rest):
         return ""

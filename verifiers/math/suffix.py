@@ -1,5 +1,8 @@
 """Words and currency signs after a value: percent, degrees, scale words, ordinals and units.
 
+Any other plural noun after a number is a counted thing ("9 marbles"), whatever it is: a unit of its own name, dropped
+by the conversion `unit_dropped`. Words for numbers, parts, changes and denials (`words.py`) are never units.
+
 Either every word is understood or none is: `suffix` returns None with nothing consumed, and the answer is then no
 number.
 """

@@ -83,7 +83,8 @@ CHANGING = frozenset(
     "equals unless besides "
     "plusminus up down except excluding without anything everything nothing far different instead rather refutes "
     "contradicts exceeds disagrees denies rejects negates nots nopes wrongs falsehoods contradictions reciprocals "
-    "inverses opposites negations negatives doubles triples quadruples quintuples exponents misreads below above under beyond between ish sums digits bits others else versus vs excludes misses "
+    "inverses opposites negations negatives doubles triples quadruples quintuples exponents "
+    "misreads below above under beyond between ish sums digits bits others else versus vs excludes misses "
     "fails divides powers "
     "logs roots squares cubes factors multiples as its his hers ours yours theirs us".split()
 )
