@@ -41,6 +41,7 @@ _BOUNDARY = re.compile(
 _RELATIVE = re.compile(r"\b(?:that|who|which|whom)\s+(?:\w+\s+){0,2}?(?:not|never|neither|cannot|\w+n['’]t)\b", re.IGNORECASE)
 """A denial inside "the people who did not vote": it is about them, not about the value."""
 _WITH_ITS_VALUE = re.compile(rf"\b(?:not|never)\s+{_VALUE}\s+(?:it\s+is|it['’]s|but)\s", re.IGNORECASE)
+"""What follows is asserted in the place of the denied value."""
 _DENIED_BEFORE = re.compile(
     r"\b(?:not|never|neither|nor|cannot|nobody|no\s+one|except|excluding|besides|hardly|scarcely|barely|unlikely"
     r"|refuse\w*|ignor(?:e|es|ed|ing)|rul(?:e|es|ed|ing)\s+out|reject\w*|doubt(?:s|ed|ful)?|den(?:y|ies)"
@@ -132,7 +133,9 @@ def clause_before(text: str, start: int) -> str:
 
 def denied_before(text: str, start: int) -> bool:
     stretch = text[max(0, start - _REACH) : start]
-    clause = _WITH_ITS_VALUE.sub(" ", _RELATIVE.sub(" ", clause_before(text, start)))
+    clause = _RELATIVE.sub(" ", clause_before(text, start))
+    turned = _WITH_ITS_VALUE.search(clause)
+    clause = clause[turned.end() :] if turned else clause
     return _DENIED_BEFORE.search(clause) is not None or _ALL_BUT.search(stretch) is not None
 
 

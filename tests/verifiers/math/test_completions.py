@@ -69,6 +69,7 @@ def test_a_denied_value_is_never_the_answer(text: str) -> None:
         "So 36 is the answer, not 35.",
         "The final answer is 36 apples, not 35.",
         "It's not 35, it's 36.",
+        "no it is not 35 it's 36 kg",
         "\\boxed{36}\n\nNote that 35 is wrong.",
         "\\boxed{36}. No other value works.",
         "Since 35 does not fit, we get 36.",
