@@ -162,6 +162,8 @@ def _blank(match: re.Match[str]) -> str:
 def _after_retraction(text: str, found: Extracted) -> Extracted:
     """The answer, or what the words after it put in its place; a denied answer is handed on with its denial, so that
     it is no number."""
+    if found.rule != "boxed" and not text[found.end :].strip(" .$*)}\n"):
+        return found
     at = standing.retraction(text, found.end)
     if at is not None:
         span = standing.correction(text, at)
@@ -440,8 +442,8 @@ def _last_expression(text: str, anchored: bool = False) -> Extracted | None:
     ):
         number = None
     if math is not None and (number is None or number.end() <= math.end):
-        before = text[: math.start].replace("$", "").replace("*", "")
-        if standing.doubted(text, math.start, math.end) or _HEDGE.search(before, max(0, len(before) - 60)):
+        lead = text[max(0, math.start - 80) : math.start].replace("$", "").replace("*", "")
+        if standing.doubted(text, math.start, math.end) or _HEDGE.search(lead):
             return _unasserted(text, max(0, math.start - 60), min(len(text), math.end + 30), "last_expression")
         return math
     if number is None or not (

@@ -26,7 +26,15 @@ NUMBER_WORDS = {
 
 TENS = frozenset(word for word, value in NUMBER_WORDS.items() if value >= 20)
 
-_ENDINGS = {"one": "", "two": "", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth", "twelve": "twelfth"}
+_ENDINGS = {
+    "one": "",
+    "two": "",
+    "three": "third",
+    "five": "fifth",
+    "eight": "eighth",
+    "nine": "ninth",
+    "twelve": "twelfth",
+}
 
 
 def _ordinal(word: str) -> str:
