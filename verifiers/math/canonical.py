@@ -260,9 +260,8 @@ def _without_dollars(text: str) -> str:
             money = set(marks)
     else:
         money = set(marks) if all(_is_price(text, i) for i in marks) and not text.rstrip().endswith("$") else set()
-    return (
-        "".join(("\\$" if i in money else " ") if i in set(marks) else c for i, c in enumerate(text)) if marks else text
-    )
+    delimiters = set(marks)
+    return "".join(("\\$" if i in money else " ") if i in delimiters else c for i, c in enumerate(text))
 
 
 def _is_price(text: str, i: int) -> bool:

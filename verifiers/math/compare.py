@@ -9,6 +9,7 @@ from jurat.verifiers.math.convert import rewrites
 from jurat.verifiers.math.exact import rational
 from jurat.verifiers.math.families import equal_families
 from jurat.verifiers.math.limits import TooLarge
+from jurat.verifiers.math.names import assignments, stem
 from jurat.verifiers.math.relations import equal_assignments, equal_relations
 from jurat.verifiers.math.signs import has_signs
 from jurat.verifiers.math.tree import EMPTY, SCALARS, Node
@@ -126,20 +127,34 @@ def _list(a: Node, b: Node, context: Context) -> Outcome:
         if len(a.args) != len(b.args):
             return Outcome(False, "sequences_differ", False)
         return _ordered(a.args, b.args, context)
+    if "or" in (a.value, b.value) and a.value != b.value and (_at_once(a) or _at_once(b)):
+        return Outcome(False, "and_or")
     named = equal_assignments(list(a.args), list(b.args), context, _judge)
     if named is not None:
         return named
-    if all(n.kind == "rel" or sets.is_interval(n) for n in (*a.args, *b.args)):
+    if all(n.kind in ("rel", "list") or sets.is_interval(n) for n in (*a.args, *b.args)):
         try:
             return sets.equal_sets(sets.real_set(a, context), sets.real_set(b, context), context)
         except sets.NotReal:
             pass
+        ordered = any(n.kind == "rel" and sets.INEQUALITIES & set(n.value) for n in a.args)
+        if ordered and "or" in (a.value, b.value) and a.value != b.value:
+            return Outcome(False, "and_or")
     xs, ys = a.args, b.args
     if len(xs) != len(ys):  # solutions said twice
         distinct = _distinct(xs, context), _distinct(ys, context)
         if min(map(len, distinct)) > 1:
             xs, ys = distinct
     return _unordered(xs, ys, context)
+
+
+def _at_once(node: Node) -> bool:
+    """Whether the parts of a list hold together, so that "or" would say something else: propositions (p and q), or
+    values of different names (x = 1 and y = 2). Values of one name are alternatives, however they are joined."""
+    if node.value == "and" and all(arg.kind == "sym" for arg in node.args):
+        return True
+    named = assignments(node) if node.value != "or" and all(arg.kind == "rel" for arg in node.args) else None
+    return named is not None and len({stem(name) for name, _ in named}) > 1
 
 
 def _set(a: Node, b: Node, context: Context) -> Outcome:
@@ -265,12 +280,16 @@ def _family(a: Node, b: Node, context: Context) -> Outcome:
 
 
 def _text(a: Node, b: Node, context: Context) -> Outcome:
-    return Outcome(_words(a.value) == _words(b.value), "text")
+    xs, ys = a.value.split(), b.value.split()
+    return Outcome(len(xs) == len(ys) and all(map(_same_word, xs, ys)), "text")
 
 
-def _words(text: str) -> list[str]:
-    kept = [w for w in text.split() if w not in ("a", "an", "the")] or text.split()
-    return [w[:-1] if len(w) > 3 and w.endswith("s") and not w.endswith("ss") else w for w in kept]
+def _same_word(x: str, y: str) -> bool:
+    """Equal but for case, or the plural of a common noun (a name keeps its "s": Mars)."""
+    if x.lower() == y.lower():
+        return True
+    short, long = sorted((x, y), key=len)
+    return x.islower() and y.islower() and len(short) > 2 and long == short + "s" and not long.endswith("ss")
 
 
 def _judge(a: Node, b: Node, context: Context) -> Outcome:

@@ -14,7 +14,7 @@ from itertools import pairwise, permutations
 
 from jurat.verifiers.math import points, units, values
 from jurat.verifiers.math.exact import rational
-from jurat.verifiers.math.names import assignment, assignments, is_name, stem
+from jurat.verifiers.math.names import Assignment, assignment, assignments, is_name, stem
 from jurat.verifiers.math.numerals import based_value
 from jurat.verifiers.math.relations import are_roots, chain_value
 from jurat.verifiers.math.sets import NotReal, RealSet, interval_of, real_set
@@ -63,9 +63,19 @@ def _applicable(gold: str, answer: str) -> tuple[tuple[Conversion, bool, bool], 
     return tuple(found)
 
 
+def _before_rounding(chain: Node) -> Node:
+    """A chain up to its first approximation sign: x = 1/3 of x = 1/3 ~ 0.3."""
+    at = next((i for i, operator in enumerate(chain.value) if operator == "~"), len(chain.value))
+    return Node("rel", chain.value[:at], chain.args[: at + 1])
+
+
 def _assignment_value(a: Node, b: Node, context: Context) -> Iterator[Pair]:
+    """x = 5 for 5; a chain must agree with itself. Between two assignments only the last sides count."""
     if a.kind == "rel" and b.kind != "rel":
         named = assignment(a)
+        if named is not None and not consistent(_before_rounding(a), context):
+            context.flag("inconsistent_chain")
+            return
         if named is not None and not (b.kind in ("list", "set", "tuple") and assignments(b) is not None):
             yield named.value, b
 
@@ -180,7 +190,7 @@ def _tuple_parentheses(a: Node, b: Node, context: Context) -> Iterator[Pair]:
         a.kind == "tuple"
         and a.value in ("()", "<>")
         and b.kind == "list"
-        and b.value == ","
+        and b.value in (",", "and")
         and assignments(b) is None
         and len(a.args) == len(b.args)
     ):
@@ -241,8 +251,11 @@ def _percent_value(a: Node, b: Node, context: Context) -> Iterator[Pair]:
 
 
 def _percent_dropped(a: Node, b: Node, context: Context) -> Iterator[Pair]:
+    """A dropped percent sign: 50 for 50%. Only above 1: 0.5 says 50%, so it cannot say 0.5% as well."""
     if a.kind == "percent" and b.kind in SCALARS and b.kind not in ("percent", "qty", "degree"):
-        yield a.args[0], b
+        value = None if symbols(b) else rational(b, context.steps)
+        if value is None or abs(value) > 1:
+            yield a.args[0], b
 
 
 def _degree_dropped(a: Node, b: Node, context: Context) -> Iterator[Pair]:
@@ -369,7 +382,7 @@ def _named_tuple(a: Node, b: Node, context: Context) -> Iterator[Pair]:
     named = assignments(a)
     if named is None or (a.kind == "rel" and len(named) < 2) or assignments(b) is not None:
         return
-    found = tuple(value for _, value in named)
+    found = tuple(value for _, value in _in_order_of_names(named))
     if len({stem(name) for name, _ in named}) == 1:
         yield (
             Node("list", ",", found),
@@ -377,6 +390,16 @@ def _named_tuple(a: Node, b: Node, context: Context) -> Iterator[Pair]:
         )
     elif b.kind in ("tuple", "list"):
         yield Node("tuple", "()", found), Node("tuple", "()", b.args)
+
+
+def _in_order_of_names(named: list[Assignment]) -> list[Assignment]:
+    """Neighbours of the alphabet (x and y; a, b, c) stand for coordinates in its order, however they are listed; of
+    other names (x and p) the order given is all there is."""
+    names = [name.value for name, _ in named if name.kind == "sym" and len(name.value) == 1]
+    letters = sorted(map(ord, names))
+    if names and len(names) == len(named) and letters == list(range(letters[0], letters[0] + len(letters))):
+        return sorted(named, key=lambda pair: str(pair.name.value))
+    return named
 
 
 def _equal_alternatives(a: Node, b: Node, context: Context) -> Iterator[Pair]:

@@ -12,7 +12,7 @@ from jurat.verifiers.math.backend import warn_once
 from jurat.verifiers.math.compare import equal
 from jurat.verifiers.math.extract import DEFAULT_ORDER, Extraction, extract
 from jurat.verifiers.math.limits import TooLarge, Undefined
-from jurat.verifiers.math.reading import Reading, choice_of_answer, choice_of_gold, read, selection
+from jurat.verifiers.math.reading import Reading, choice_of_answer, choice_of_gold, read, same_selection, selection
 from jurat.verifiers.math.tree import SCALARS, Node, walk
 from jurat.verifiers.math.verdict import (
     BAD_GOLD,
@@ -63,11 +63,17 @@ def judge_text(
     found = extract(completion, extraction)
     if letter and (found is None or found.rule not in ("boxed", "tags", "hashes", "final_answer_is")):
         found = extraction_rules.choice_letter(completion, extraction) or found
+    if found is None and 0 < len(bare := completion.strip()) < 80 and "\n" not in bare and read(gold).kind == "text":
+        found = extraction_rules.Extracted(bare, 0, len(completion), "whole")
     if found is None:
         bad = read(gold).node is None
         return MathVerdict(status=BAD_GOLD if bad else NO_ANSWER, reason="unparseable_gold" if bad else "no_answer",
                            gold_norm=read(gold).norm,
                            gold_type=read(gold).kind, seconds=time.perf_counter() - start)  # fmt: skip
+    if "not_asserted" in found.flags and read(gold).kind not in ("", "text"):
+        return MathVerdict(status=NO_ANSWER, reason="not_asserted", gold_norm=read(gold).norm, gold_type=read(gold).kind,
+                           flags=found.flags, extracted=found.text, span=(found.start, found.end),
+                           seconds=time.perf_counter() - start)  # fmt: skip
     verdict = compare(gold, found.text, policy=policy)
     flags = (*verdict.flags, *found.flags)
     if verdict.status == CORRECT and policy.reject_flags & set(flags):
@@ -201,8 +207,9 @@ def _decide(g: Reading, a: Reading, context: Context) -> Outcome:
         chosen = choice_of_answer(a)
         if chosen:
             return Outcome(chosen == letter, "choice")
-    if len(letters := selection(g)) > 1 and len(chosen_letters := selection(a)) > 0:
-        return Outcome(letters == chosen_letters, "selection")
+    letters, chosen_letters = selection(g), selection(a)
+    if len(letters[0]) > 1 and chosen_letters[0]:
+        return Outcome(same_selection(letters, chosen_letters), "selection")
     if g.key and g.key == a.key and (g.kind == "text" or a.kind == "text"):
         return Outcome(True, "text_equal")
     if a.node is None:

@@ -10,6 +10,12 @@ off. Then:
 3. the whole text, if it is short and reads as one answer: " 12", "12.", "7 + 5 = 12", "12 apples";
 4. the last mathematics between dollars, or the last number in prose, whichever ends later (flag `last_number`).
 
+A value that the words beside it deny, bound, change or leave open ("not \\boxed{7}", "at most 7", "6 or 7", "half of
+7", "7? No.") is no answer (flag `not_asserted`); what a retraction puts in its place is ("7. Correction: 8."); see
+`standing.py`. HTML comments, struck-out text, comments in code blocks and boxes behind a TeX comment sign are not
+read. By convention a lone number in prose counts whatever it counts ("step 7"), the last of several `<answer>` tags
+or boxes wins, and text glued to a closed box is ignored.
+
 Every scan is linear in the text and reads its last `MAX_TAIL_CHARS` characters.
 """
 
@@ -18,10 +24,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from jurat.verifiers.math import standing
 from jurat.verifiers.math.lexer import is_word
 from jurat.verifiers.math.limits import MAX_TAIL_CHARS
 from jurat.verifiers.math.macros import PLAIN_FUNCTIONS
 from jurat.verifiers.math.reading import read
+from jurat.verifiers.math.words import CONSTANTS
 
 _THINK_END = re.compile(
     r"</(?:think|thinking|thought|reasoning|scratchpad)>|<\|end_of_thought\|>|<\|/think\|>|◁/think▷", re.IGNORECASE
@@ -53,6 +61,10 @@ _BETWEEN = re.compile(
 )
 _QUOTES = re.compile(r"^(?:\\\\?\")+|(?:\\\\?\")\.?$")
 _MAX_BETWEEN = 60
+_STRUCK = re.compile(r"~~(?=\S)[^~\n]{1,200}~~")
+_CODE_BLOCK = re.compile(r"```[^`]*```")
+_COMMENT_LINE = re.compile(r"(?m)^[ \t]*(?:#|//)[^\n]*")
+_MARKUP = re.compile(r"[$*`()]|\\[()]")
 _DENIED = re.compile(r"\s*(?:\w+\s+){0,2}(?:not|never|neither)\b", re.IGNORECASE)
 _PROSE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z({])")
 _HEDGE = re.compile(
@@ -111,6 +123,7 @@ def extract(text: str, extraction: Extraction | None = None) -> Extracted | None
         turn = _TURN.search(tail)
     if turn is not None:
         tail = tail[: turn.start()]
+    tail = _shown(tail)
     for rule in rules.order:
         if rule == "last":
             found = max(
@@ -121,8 +134,51 @@ def extract(text: str, extraction: Extraction | None = None) -> Extracted | None
         else:
             found = _MARKERS[rule](tail)
         if found is not None:
+            found = _after_retraction(tail, found) if rule in ("last", "answer_is") else found
             return Extracted(found.text, base + found.start, base + found.end, found.rule, found.flags)
     return None
+
+
+def _shown(text: str) -> str:
+    """The text with what no reader sees as an answer blanked out: HTML comments, struck-out text, and comment lines
+    of code blocks. Positions stay."""
+    if "<!--" in text:
+        parts, at = [], 0
+        while (opened := text.find("<!--", at)) >= 0 and (closed := text.find("-->", opened)) >= 0:
+            parts += [text[at:opened], " " * (closed + 3 - opened)]
+            at = closed + 3
+        text = "".join(parts) + text[at:]
+    if "~~" in text:
+        text = _STRUCK.sub(_blank, text)
+    if "```" in text:
+        text = _CODE_BLOCK.sub(lambda block: _COMMENT_LINE.sub(_blank, block.group()), text)
+    return text
+
+
+def _blank(match: re.Match[str]) -> str:
+    return " " * len(match.group())
+
+
+def _after_retraction(text: str, found: Extracted) -> Extracted:
+    """The answer, or what the words after it put in its place; a denied answer is handed on with its denial, so that
+    it is no number."""
+    if found.rule != "boxed" and not text[found.end :].strip(" .$*)}\n"):
+        return found
+    at = standing.retraction(text, found.end)
+    if at is not None:
+        span = standing.correction(text, at)
+        part = _last_expression(text[slice(*span)], anchored=True) if span else None
+        if span and part is not None:
+            return Extracted(part.text, span[0] + part.start, span[0] + part.end, found.rule, part.flags)
+        return _unasserted(text, found.start, min(len(text), at + 40), found.rule)
+    if standing.denied_after(text, found.end) or (found.rule == "boxed" and standing.denied_before(text, found.start)):
+        return _unasserted(text, max(0, found.start - 40), min(len(text), found.end + 40), found.rule)
+    return found
+
+
+def _unasserted(text: str, start: int, end: int, rule: str) -> Extracted:
+    """A value with the words that deny, bound or retract it: no answer, but for a gold that says the same words."""
+    return Extracted(text[start:end].strip(), start, end, rule, ("hedge", "not_asserted"))
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -189,6 +245,8 @@ def _boxed(text: str) -> Extracted | None:
     found = boxes(text)
     if not found:
         return None
+    while len(found) > 1 and text[found[-2].end : found[-1].start].strip(" $") == "%":  # a comment of TeX
+        found.pop()
     group = [found[-1]]
     for box in reversed(found[:-1]):
         between = text[box.end : group[0].start]
@@ -229,7 +287,7 @@ def joins(between: str) -> bool:
     return bool(re.search(r"\b(?:and|or)\b", plain))
 
 
-_UNIT_AFTER = re.compile(r"\s*\$?\s*(\\?%|percent|pct|percentage)(?![A-Za-z])")
+_UNIT_AFTER = re.compile(r"\s{0,20}\$?\s{0,20}(\\?%|percent|pct|percentage)(?![A-Za-z])")
 
 
 def _after_box(text: str, end: int) -> str:
@@ -293,17 +351,33 @@ def _phrase(text: str, start: int, rule: str) -> Extracted | None:
     content = text[start:end]
     if not content.strip(" *$.,:"):
         return None
+    anchor = text.rfind("\n", 0, start) + 1
+    lead = text[anchor:start].rstrip(" \t:*")
+    if standing.denied_before(lead, len(lead)) or standing.opens_with_denial(content):
+        return _unasserted(text, max(anchor, start - 60), end, rule)
+    if not _reads(content):
+        kept = standing.asserted(content)
+        if kept != content:
+            start += content.find(kept) if kept in content else 0
+            content = kept
+            end = start + len(kept) if text.startswith(kept, start) else end
+            if _reads(content):
+                return Extracted(content.strip().strip("*`").strip(), start, end, rule)
     if _DENIED.match(content):
         return _cleaned(text, start, end, rule)
     box = _boxed(content)
     if box is not None:
         return Extracted(box.text, start + box.start, start + box.end, rule, box.flags)
     whole = _cleaned(text, start, end, rule)
-    if whole is not None and _reads(whole.text):
+    if whole is not None and _reads(whole.text) and not (text.startswith("!", end) and whole.text[-1:].isdigit()):
         return whole
+    if text.startswith("!", end) and whole is not None and whole.text[-1:].isdigit():
+        return Extracted(whole.text + "!", start, end + 1, rule)
     part = _last_expression(content, anchored=True)
     if part is None:
         return whole
+    if whole is not None and "not_asserted" in part.flags:
+        return Extracted(whole.text, start, end, rule, part.flags)
     return Extracted(part.text, start + part.start, start + part.end, rule, part.flags)
 
 
@@ -328,7 +402,7 @@ def _whole(text: str) -> Extracted | None:
     if not content or len(content) > _SHORT:
         return None
     reading = read(content)
-    if reading.node is None or reading.kind == "text" or is_prose(content):
+    if reading.node is None or reading.kind == "text" or (is_prose(content) and reading.key not in CONSTANTS):
         lines = [line for line in content.splitlines() if line.strip()]
         if (
             len(lines) != 1
@@ -357,6 +431,7 @@ def is_prose(text: str) -> bool:
 
 def _last_expression(text: str, anchored: bool = False) -> Extracted | None:
     """The last mathematics between delimiters or the last number in prose, whichever ends later."""
+    text = standing.asserted_here(text)
     math = _last_math(text)
     number = _last(_NUMBER, text)
     while (
@@ -367,6 +442,9 @@ def _last_expression(text: str, anchored: bool = False) -> Extracted | None:
     ):
         number = None
     if math is not None and (number is None or number.end() <= math.end):
+        lead = text[max(0, math.start - 80) : math.start].replace("$", "").replace("*", "")
+        if standing.doubted(text, math.start, math.end) or _HEDGE.search(lead):
+            return _unasserted(text, max(0, math.start - 60), min(len(text), math.end + 30), "last_expression")
         return math
     if number is None or not (
         anchored or "=" in text or any(c.isalpha() for c in text)
@@ -374,6 +452,11 @@ def _last_expression(text: str, anchored: bool = False) -> Extracted | None:
         return None
     before = max(0, number.start() - 60)
     hedge = _HEDGE.search(text, before, number.start()) or _DENIAL.search(text[:number.start()], before)
+    if hedge is None and (
+        standing.doubted(text, number.start(), number.end())
+        or _HEDGE.search(_MARKUP.sub("", text[before : number.start()]))
+    ):
+        return _unasserted(text, before, min(len(text), number.end() + 30), "last_expression")
     if hedge is not None:
         return Extracted(text[hedge.start() : number.end()], hedge.start(), number.end(), "last_expression", ("hedge",))
     for point in _POINT.finditer(text):
@@ -429,6 +512,9 @@ _CHOICE_START = re.compile(r"\s*\(?([A-J])\)?(?:[.):,]|\s*$)")
 _CHOICE_WORD = re.compile(r"(?<![A-Za-z])\(?([B-HJ])\)?(?![A-Za-z'])")
 
 
+_OTHER_CHOICE = re.compile(r"\s*(?:or|and|/|,|&)?\s*(?:\([A-J]\)|(?<=or )[A-J]\b|(?<=and )[A-J]\b)")
+
+
 def choice_letter(text: str, extraction: Extraction | None = None) -> Extracted | None:
     """The chosen letter of a completion that marks it with words only: "the answer is B", "B. because ...", "... B
     ..."."""
@@ -443,6 +529,14 @@ def choice_letter(text: str, extraction: Extraction | None = None) -> Extracted 
         match = last
     if match is None:
         return None
+    start, end = match.start(1), match.end(1)
+    if (
+        _OTHER_CHOICE.match(tail, match.end())
+        or standing.denied_after(tail, end)
+        or standing.denied_before(tail, start)
+        or standing.retraction(tail, end) is not None
+    ):
+        return _unasserted(text, base + max(0, start - 40), min(len(text), base + end + 40), "choice_letter")
     return Extracted(match[1], base + match.start(1), base + match.end(1), "choice_letter")
 
 

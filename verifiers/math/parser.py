@@ -14,7 +14,7 @@ from jurat.verifiers.math.limits import Unparseable
 from jurat.verifiers.math.literals import Literals
 from jurat.verifiers.math.numerals import based, decimal
 from jurat.verifiers.math.suffix import Suffix
-from jurat.verifiers.math.tree import I_UNIT, INF, Node, add, mul, neg, num, sub, walk
+from jurat.verifiers.math.tree import I_UNIT, INF, Node, add, mul, neg, num, replace, sub, walk
 
 _INFIX = {
     ":": 10, "cup": 15, "cap": 16, "minus": 15, "+": 20, "-": 20, "+-": 20, "-+": 20, "*": 30, "/": 30, "div": 30,
@@ -56,6 +56,12 @@ class Expressions(Suffix, Brackets, Literals, Functions, Cursor):
             ):
                 self.pos += 1
                 left = self.infix(left, ":", 10)
+            elif kind == "word" and value.lower() in words.OPERATORS and self.starts_value(1):
+                operator = words.OPERATORS[value.lower()]
+                if _INFIX[operator] <= power:
+                    break
+                self.pos += 1
+                left = self.infix(left, operator, _INFIX[operator])
             elif kind == "word" or kind == "cur":
                 if power >= 30:
                     break
@@ -72,6 +78,9 @@ class Expressions(Suffix, Brackets, Literals, Functions, Cursor):
                 left = measured
             elif left.kind == "qty" and kind == "num":
                 left = self.compound(left)
+            elif (kind, value) == ("fn", "fact") and self.peek(1)[0] in ("end", "sep", "close", "rel"):  # 4 factorial
+                self.pos += 1
+                left = Node("fn", "fact", (left,))
             elif self.starts_factor(kind, value):
                 if power >= IMPLICIT:
                     break
@@ -87,6 +96,9 @@ class Expressions(Suffix, Brackets, Literals, Functions, Cursor):
         kind, value, _ = self.next()
         if kind == "num":
             return self.number(value)
+        if kind == "id" and value in "aA" and self.peek()[1].lower() in words.PARTS and self.at("word"):
+            if (part := self.part(num(1))) is not None:  # a half
+                return part
         if kind == "id":
             return self.identifier(value)
         if kind == "op":
@@ -141,7 +153,7 @@ class Expressions(Suffix, Brackets, Literals, Functions, Cursor):
             return mul(left, self.expression(30))
         if op in ("/", "div"):
             plain = self.peek()[0] == "num" and left.kind == "num"
-            return Node("div", None, (left, self.expression(45 if plain else 39)))
+            return derivative(left, self.expression(45 if plain else 39))
         if op == ":":
             right = self.expression(10)
             return Node("ratio", None, (*left.args, right) if left.kind == "ratio" else (left, right))
@@ -270,7 +282,7 @@ class Expressions(Suffix, Brackets, Literals, Functions, Cursor):
         self.deeper()
         try:
             if name == "frac":
-                return Node("div", None, (self.argument(), self.argument()))
+                return derivative(self.argument(), self.argument())
             if name == "binom":
                 return Node("fn", "binom", (self.argument(), self.argument()))
             if name == "sqrt":
@@ -369,6 +381,37 @@ class Expressions(Suffix, Brackets, Literals, Functions, Cursor):
         if value.kind == "qty":
             raise Unparseable("two_units")
         return Node("qty", key, (value,))
+
+
+_DIFFERENTIALS = (Node("sym", "d"), Node("sym", "\\partial"))
+
+
+def derivative(top: Node, bottom: Node) -> Node:
+    """top / bottom; of dy/dx, d^2y/dx^2 and their kin the differentials are symbols of their own, so that no d
+    cancels."""
+    mark = next((d for d in _DIFFERENTIALS if _begins(top, d) and _begins(bottom, d)), None)
+    if mark is None or bottom == mark or bottom.kind == "pow":
+        return Node("div", None, (top, bottom))
+    return Node("div", None, (_differential(top), _differential(bottom)))
+
+
+def _begins(node: Node, mark: Node) -> bool:
+    first = node.args[0] if node.kind == "mul" else node
+    return first == mark or (first.kind == "pow" and first.args[0] == mark)
+
+
+def _differential(node: Node) -> Node:
+    """d y z as the symbol "d y" times z."""
+    if node.kind != "mul":
+        return node
+    first, name, *rest = node.args
+    order = f"^{first.args[1].value}" if first.kind == "pow" else ""
+    mark = (first.args[0] if first.kind == "pow" else first).value
+    bare = name.args[0] if name.kind == "pow" else name
+    if bare.kind not in ("sym", "app"):
+        return node
+    one = Node("sym", f"{mark}{order} {bare.value}")
+    return mul(replace(name, {bare: one}), *rest)
 
 
 def _unimaginary(node: Node) -> Node:

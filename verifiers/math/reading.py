@@ -4,6 +4,7 @@ time)."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,7 +20,7 @@ from jurat.verifiers.math.tree import Node, walk
 _TEXT_MACRO = re.compile(
     r"\\(?:text|mbox|hbox|textbf|textit|textrm|textnormal|texttt|textsf|mathrm|mathbf|mathit|mathsf|operatorname|bf|rm|emph)\b\s*"
 )
-_SPACING = re.compile(r"\\[,;:!> ]|\\q?quad\b|~")
+_SPACING = re.compile(r"\\[,;:!> ()\[\]]|\\q?quad\b|~")
 _PROSE = re.compile(r"[\w\s.,;:'\"()?!&%$/+=*#-]*")
 _CODE = re.compile(r"__|[A-Za-z]\(|[\"']\w+[\"'],|\w=\w+\(")
 _LETTER = re.compile(r"[^\W\d_]")
@@ -105,16 +106,33 @@ def read(raw: str, commas: str = "auto") -> Reading:
 
 
 def plain(text: str) -> str:
-    """The text without text macros, braces, quotes and spacing: what a reader sees."""
-    if "\\" in text:
-        text = _SPACING.sub(" ", _TEXT_MACRO.sub("", text))
-    text = text.replace("{", "").replace("}", "").replace('"', "").replace("\\$", "$").replace("$", "")
-    text = " ".join(text.split()).strip(" .,;")
+    """The text without text macros, braces, quotes and spacing: what a reader sees, in lower case."""
+    text = shown_words(text)
     return text if len(text) == 1 else text.lower()
 
 
+def shown_words(text: str) -> str:
+    if "\\" in text:
+        text = _SPACING.sub(" ", _TEXT_MACRO.sub("", text))
+    text = text.replace("{", "").replace("}", "").replace('"', "").replace("\\$", "$")
+    return " ".join(text.split()).rstrip(" .,;").lstrip(" ,;")
+
+
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_DASH = re.compile(r"(?<=[^\W\d_]) - (?=[^\W\d_]{2})")
+_SIGNED_WORDS = re.compile(
+    r"(?P<word>[^\W\d_]+(?:'[^\W\d_]+)?)"
+    r"|(?P<number>\.\d+|\d+(?:[.,:/]\d+)*)"
+    r"|(?P<group>\([^()]*\))"
+    r"|(?P<sign>[-+*/=%$#&!])"
+)
+_BEFORE_A_NOUN = re.compile(r"\s+(?!(?:and|or|is|was)\b)[^\W\d_]{2,}", re.IGNORECASE)
+
+
 def prose(text: str, key: str) -> Node | None:
-    """A text node, where the answer is words and nothing that looks like mathematics or code."""
+    """A text node, where the answer is words and nothing that looks like code: its words in their case, its numbers,
+    and every sign that is no hyphen. "slope -2" keeps its minus, "x-intercept" and "well-known" lose the hyphen."""
+    shown = shown_words(text)
     if (
         key in ("nan", "n/a")
         or "\\" in key
@@ -123,10 +141,30 @@ def prose(text: str, key: str) -> Node | None:
         or not _LETTER.search(key)
     ):
         return None
-    kept = re.sub(r"[.,;:'\"()?!&%$/+=*#-]+", " ", key).split()
+    kept = list(signed_words(shown))
     if not any(len(word) > 1 and word.isalpha() for word in kept):
         return None
     return Node("text", " ".join(kept))
+
+
+def signed_words(text: str) -> Iterator[str]:
+    text = _DASH.sub(", ", text)
+    for match in _SIGNED_WORDS.finditer(text):
+        token, start, end = match.group(), match.start(), match.end()
+        if match.lastgroup == "group":
+            inner = list(signed_words(token[1:-1]))
+            alone = any(len(word) > 1 and word[0].isalpha() for word in inner)  # a remark, not a point
+            yield from inner if alone else ("(" + token[1:-1].replace(" ", "") + ")",)
+        elif match.lastgroup == "sign":
+            hyphen = token in "-/" and text[start - 1 : start].isalpha() and text[end : end + 1].isalpha()
+            if not hyphen and not (token == "!" and not text[end:].strip()):
+                yield "and" if token == "&" else token
+        elif match.lastgroup == "word" and token.lower() in words.ARTICLES:
+            article = token != "A" or not text[:start].strip()
+            if not (article and _BEFORE_A_NOUN.match(text, end)):
+                yield token
+        else:
+            yield token.replace(",", "") if _GROUPED.fullmatch(token) else token
 
 
 def hexadecimal(text: str) -> Node | None:
@@ -163,7 +201,8 @@ def choice_of_gold(reading: Reading) -> str:
 
 def choice_of_answer(reading: Reading) -> str:
     """The letter that an answer chooses: "B", "(b)", "B. because ...", "(B) 3x = 7"; "" where it names none or
-    several."""
+    several. By convention a bare small letter chooses too ("b", and "e" and "i", for a gold that is a letter A to
+    J)."""
     text = _OPTION.sub("", _bare(reading.raw))
     match = _LABEL.match(text)
     if match is None or (
@@ -178,10 +217,23 @@ def choice_of_answer(reading: Reading) -> str:
     return letter
 
 
-def selection(reading: Reading) -> frozenset[str]:
-    """The letters of a multi-select answer: "AC", "A, C", "(A) and (C)"."""
+def selection(reading: Reading) -> tuple[str, bool]:
+    """The letters of a multi-select answer as written ("AC", "A, C", "(A) and (C)"), and whether something separates
+    them; "" for anything else."""
     text = _bare(reading.raw)
-    return frozenset(c for c in text.replace("and", "") if c.isupper()) if _SELECTION.fullmatch(text) else frozenset()
+    if not _SELECTION.fullmatch(text):
+        return "", False
+    letters = "".join(c for c in text.replace("and", "") if c.isupper())
+    return letters, letters != text
+
+
+def same_selection(gold: tuple[str, bool], answer: tuple[str, bool]) -> bool:
+    """Whether the same letters are chosen. A gold out of alphabetical order is a ranking, and runs of three or more
+    letters (ABC) are names: there the order counts. A selection has no order; nothing is chosen twice."""
+    (xs, apart), (ys, apart_too) = gold, answer
+    if list(xs) != sorted(xs) or not (apart or apart_too or len(xs) < 3):
+        return xs == ys
+    return sorted(xs) == sorted(ys)
 
 
 def _bare(raw: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from jurat.verifiers.math import modular, points, polynomials, values
 from jurat.verifiers.math.limits import TooLarge, Undefined
-from jurat.verifiers.math.names import assignment, assignments, is_name, last_exact, stem
+from jurat.verifiers.math.names import Assignment, assignment, assignments, is_name, last_exact, stem
 from jurat.verifiers.math.sets import INEQUALITIES, NotReal, equal_sets, interval_of, real_set
 from jurat.verifiers.math.tree import Node, num, replace, sub, symbols, walk
 from jurat.verifiers.math.verdict import Context, Outcome
@@ -54,6 +54,7 @@ def equal_assignments(a: list[Node], b: list[Node], context: Context, judge: Jud
         return None
     if len(left) != len(right):
         return Outcome(False, "number_of_values")
+    left, right = _values_of_one_name(left, right), _values_of_one_name(right, left)
     unused = list(right)
     certified = True
     for name, value in left:
@@ -69,6 +70,17 @@ def equal_assignments(a: list[Node], b: list[Node], context: Context, judge: Jud
             same_name = any(other.name == name for other in right)
             return Outcome(False, "assigned_value" if same_name else "different_names")
     return Outcome(True, "assigned_values", certified)
+
+
+def _values_of_one_name(named: list[Assignment], other: list[Assignment]) -> list[Assignment]:
+    """x_1 = 1, x_2 = 2 as two values of x, where the other side gives all its values to x."""
+    names = {pair.name for pair in other}
+    if len(names) != 1 or len({pair.name for pair in named}) < 2:
+        return named
+    name = next(iter(names))
+    if name.kind != "sym" or any(pair.name.kind != "sym" or stem(pair.name) != name.value for pair in named):
+        return named
+    return [Assignment(name, pair.value) for pair in named]
 
 
 def equal_equations(a: Node, b: Node, context: Context) -> Outcome:

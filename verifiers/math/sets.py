@@ -197,18 +197,21 @@ def real_set(node: Node, context: Context) -> RealSet:
 
 
 def listed(node: Node, context: Context) -> RealSet:
-    """Inequalities or intervals joined by "or" (union), "and" or commas (both at once; a union where nothing "
-    "satisfies both)."""
-    if not all((arg.kind == "rel" and INEQUALITIES & set(arg.value)) or is_interval(arg) for arg in node.args):
+    """Inequalities joined by "or" (union), "and" (both at once) or commas (both; a union where nothing satisfies
+    both). Intervals are united whatever joins them: "increasing on (0, 1) and (2, 3)"."""
+    if not all(
+        (arg.kind == "rel" and INEQUALITIES & set(arg.value)) or arg.kind == "list" or is_interval(arg)
+        for arg in node.args
+    ):
         raise NotReal
     sets = [real_set(arg, context) for arg in node.args]
-    union = either = sets[0]
+    union = both = sets[0]
     for other in sets[1:]:
         union = combine(union, other, lambda x, y: x or y, context)
-        either = combine(either, other, lambda x, y: x and y, context)
-    if node.value == "or" or is_interval(node.args[0]) or not any(tidy(either).pieces):
+        both = combine(both, other, lambda x, y: x and y, context)
+    if node.value == "or" or is_interval(node.args[0]) or (node.value == "," and not any(tidy(both).pieces)):
         return union
-    return either
+    return both
 
 
 def is_interval(node: Node) -> bool:

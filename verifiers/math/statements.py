@@ -39,10 +39,10 @@ class Statements(Expressions):
             return value
         if kind == "op" and value in ("cup", "cap"):  # between inequalities; sets were joined as operands
             self.pos += 1
-            return "or" if value == "cup" else ","
+            return "or" if value == "cup" else "and"
         if kind == "word" and value.lower() in ("and", "or"):
             self.pos += 1
-            return "or" if value.lower() == "or" else ","
+            return value.lower()
         return ""
 
     def statement(self) -> Node:
@@ -101,6 +101,11 @@ def parse(tokens: list[Token]) -> Node:
     while parser.at("rel", "=") or parser.at("rel", "~"):  # "= 5"
         parser.pos += 1
     found = parser.items(frozenset())
+    if len(found) == 1 and parser.accept("cmd", "over"):
+        below = parser.items(frozenset())
+        if len(below) != 1:
+            raise Unparseable("over")
+        found = [("", Node("div", None, (found[0][1], below[0][1])))]
     parser.accept("stop")
     if not parser.at("end") or parser.pos < parser.size:
         kind, value, _ = parser.peek()
@@ -134,7 +139,19 @@ def assemble(found: list[tuple[str, Node]]) -> Node:
         nodes[0].kind == "rel" and nodes[0].value == ("!=",) and all(node.kind in SCALARS for node in nodes[1:])
     ):  # x != 1, 2
         nodes[1:] = [Node("rel", ("!=",), (nodes[0].args[0], node)) for node in nodes[1:]]
-    return Node("list", "or" if "or" in separators else ",", tuple(nodes))
+    return joined(separators, found, nodes)
+
+
+def joined(separators: set[str], found: list[tuple[str, Node]], nodes: list[Node]) -> Node:
+    """A list by its separators; "and" binds its inequalities closer than "or"."""
+    if separators == {"and", "or"} and all(node.kind == "rel" and _ORDER & set(node.value) for node in nodes):
+        groups: list[list[Node]] = [[nodes[0]]]
+        for separator, node in found[1:]:
+            if separator == "or":
+                groups.append([])
+            groups[-1].append(node)
+        return Node("list", "or", tuple(g[0] if len(g) == 1 else Node("list", "and", tuple(g)) for g in groups))
+    return Node("list", "or" if "or" in separators else "and" if separators == {"and"} else ",", tuple(nodes))
 
 
 def is_integer_membership(node: Node) -> bool:

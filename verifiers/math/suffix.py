@@ -1,5 +1,8 @@
 """Words and currency signs after a value: percent, degrees, scale words, ordinals and units.
 
+Any other plural noun after a number is a counted thing ("9 marbles"), whatever it is: a unit of its own name, dropped
+by the conversion `unit_dropped`. Words for numbers, parts, changes and denials (`words.py`) are never units.
+
 Either every word is understood or none is: `suffix` returns None with nothing consumed, and the answer is then no
 number.
 """
@@ -10,11 +13,14 @@ from jurat.verifiers.math import units, words
 from jurat.verifiers.math.cursor import Cursor
 from jurat.verifiers.math.limits import Unparseable
 from jurat.verifiers.math.numerals import based
-from jurat.verifiers.math.tree import INF, Node, mul, num
+from jurat.verifiers.math.tree import INF, Node, mul, neg, num
 
 ORDINAL_KEY: units.Key = ((("#th", 1),), 1, 1)
 _ONE = num(1)
 _MAX_ADJECTIVES = 2
+_NO_UNIT = frozenset(
+    (*words.CHANGING, *words.SCALES, *words.NUMBER_WORDS, *words.PARTS, *words.PLURAL_PARTS, *words.COUNTS)
+)
 
 
 class Suffix(Cursor):
@@ -41,10 +47,17 @@ class Suffix(Cursor):
             self.pos += 1
             return Node("qty", (((value, 1),), 1, 1), (left,))
         word = value.lower()
+        if word == "and" and left.kind == "num" and left.value[1] == 1 and (part := self.and_a_part()) is not None:
+            return Node("add", None, (left, part))
         if word in words.JOINS:
             return None
         if left.kind == "qty":
             return self.qualified(left)
+        if word in words.POWERS and (left.kind in ("sym", "const") or self.tokens[self.pos - 1][0] in ("num", "word", "close")):
+            self.pos += 1
+            return Node("pow", None, (left, num(words.POWERS[word])))
+        if (word in words.PLURAL_PARTS or word in words.PARTS) and left.kind == "num":
+            return self.part(left)
         if word in words.PERCENT:
             self.pos += 1
             return Node("percent", None, (left,))
@@ -132,7 +145,7 @@ class Suffix(Cursor):
                     prefix = sign = 1
                 elif word in words.NEUTRAL:
                     pass
-                elif word in words.CHANGING or word in words.SCALES or word in words.NUMBER_WORDS or not word.isalpha():
+                elif word in _NO_UNIT or "illion" in word or not word.isalpha():
                     self.pos = start
                     return None
                 elif self.is_noun(word, left, sign):
@@ -219,26 +232,109 @@ class Suffix(Cursor):
             raise Unparseable("power_of_unit")
         return -int(digits) if minus else int(digits)
 
+    def part(self, count: Node) -> Node | None:
+        """Three eighths, 5 twelfths, one third: a number and the word of a fraction."""
+        word = self.peek()[1].lower()
+        bottom = words.PARTS.get(word) if count == _ONE else words.PLURAL_PARTS.get(word)
+        if bottom is None or count.value[1] != 1 or self.tokens[self.pos - 1][0] not in ("num", "word", "id", "op"):
+            return None
+        self.pos += 1
+        return Node("div", None, (count, num(bottom)))
+
+    def and_a_part(self) -> Node | None:
+        """The rest of "two and a half", "2 and three quarters"; nothing is consumed where it is something else."""
+        start = self.pos
+        self.pos += 1
+        count = self.count()
+        self.accept("op", "-")
+        part = self.part(count) if count is not None and self.at("word") else None
+        if part is None:
+            self.pos = start
+        return part
+
+    def count(self) -> Node | None:
+        """A count before the word of a fraction: a, 3, three."""
+        kind, value, _ = self.peek()
+        if value.lower() == "a" or (kind == "num" and value.isdigit()):
+            self.pos += 1
+            return _ONE if value.lower() == "a" else num(int(value))
+        spelled = self.spelled() if kind == "word" else []
+        return num(words.number(spelled) or 0) if spelled else None
+
+    def spelled(self) -> list[str]:
+        """The number words from here: "twenty-one", "three hundred and five".
+
+        Raises:
+            Unparseable: a hyphen joins words that make no number ("ten-four"), so it is no minus either.
+        """
+        found: list[str] = []
+        while True:
+            kind, value, _ = self.peek()
+            if kind == "word" and value.lower() != "and" and words.number([*found, value]) is not None:
+                found.append(self.next()[1])
+            elif (
+                (kind, value.lower()) == ("word", "and")
+                and found
+                and self.peek(1)[0] == "word"
+                and words.number([*found, value, self.peek(1)[1]]) is not None
+                and self.peek(2)[1].lower() not in words.PLURAL_PARTS
+            ):
+                found += [self.next()[1], self.next()[1]]
+            elif found and kind == "op" and value == "-" and self.peek(1)[0] == "word":
+                following = self.peek(1)[1].lower()
+                if following in words.PARTS or following in words.PLURAL_PARTS:
+                    self.pos += 1
+                    return found
+                if following not in words.NUMBER_WORDS and following not in words.SCALES:
+                    return found
+                if found[-1].lower() not in words.TENS or not 0 < words.NUMBER_WORDS.get(following, 0) < 10:
+                    raise Unparseable("hyphen")
+                if self.peek()[2] or self.peek(1)[2]:
+                    raise Unparseable("hyphen")
+                self.pos += 1
+            else:
+                return found
+
     def word_value(self) -> Node:
-        """A word where a value is expected: a number word or infinity."""
-        spelled: list[str] = []
-        while (
-            self.at("word")
-            and self.peek()[1].lower() not in ("and", "or")
-            and words.number([*spelled, self.peek()[1]]) is not None
-        ):
-            spelled.append(self.next()[1])
+        """A word where a value is expected: a number word, a sign, "half of", or infinity."""
+        spelled = self.spelled()
         if spelled:
             return num(words.number(spelled) or 0)
         word = self.peek()[1]
+        low = word.lower()
+        if low in words.SIGNS and self.starts_value(1):
+            self.pos += 1
+            value = self.expression(30)
+            return neg(value) if words.SIGNS[low] == "-" else value
+        if low in words.MULTIPLES:
+            of = self.peek(1)[1].lower() == "of"
+            if self.starts_value(1 + of):
+                self.pos += 1 + of
+                return mul(num(*words.MULTIPLES[low]), self.expression(30))
+        if low in words.PARTS and self.peek(1)[0] in ("end", "sep", "close"):
+            self.pos += 1
+            return num(1, words.PARTS[low])
+        if low == "a" and self.peek(1)[1].lower() in words.PARTS:
+            self.pos += 1
+            if (part := self.part(_ONE)) is not None:
+                return part
         if word in ("USD", "EUR", "GBP") and self.peek(1)[0] == "num":
             self.pos += 1
             bases, _ = units.UNITS[word]
             return Node("qty", (bases, 1, 1), (self.expression(40),))
-        if word.lower() == "infinity":
+        if low == "infinity":
             self.pos += 1
             return INF
         if len(word) == 1 and word.isalpha():
             self.pos += 1
             return Node("sym", word)
         raise Unparseable(f"word:{word[:20]}")
+
+    def starts_value(self, ahead: int) -> bool:
+        kind, value, _ = self.peek(ahead)
+        return (
+            kind in ("num", "const", "open", "cur")
+            or (kind == "id" and value != "a")
+            or (kind == "cmd" and value in ("frac", "sqrt"))
+            or (kind == "word" and (value.lower() in words.NUMBER_WORDS or value.lower() == "infinity"))
+        )

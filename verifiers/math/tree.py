@@ -17,7 +17,7 @@ One node shape for all kinds: `Node(kind, value, args)`; equal trees are equal t
 | qty | unit key of `units.py` | (value) |
 | based | (digits, base) | |
 | tuple | opening and closing delimiter, "()", "[]", "(]", "[)", "<>" | elements |
-| list | "," or "or" | elements |
+| list | ",", "and" or "or" | elements |
 | set | | elements |
 | family | | (expression, condition...) |
 | setop | "cup", "cap", "minus" | operands |

@@ -34,7 +34,7 @@ class MathVerdict:
     conversions: tuple[str, ...] = ()
     """Names of `convert.py` that were needed, in order."""
     flags: tuple[str, ...] = ()
-    """Among multiple_boxes, hedge, unevaluated, inconsistent_chain, positive_domain, last_number, unclosed_thinking,
+    """Among multiple_boxes, hedge, not_asserted, unevaluated, inconsistent_chain, positive_domain, last_number, unclosed_thinking,
     log_base."""
     extracted: str | None = None
     """The text that was judged, when it was taken out of a completion."""

@@ -11,6 +11,7 @@ from jurat.verifiers.math.tree import EMPTY, INF, Node
 SCALES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "lakh": 10**5,
     "crore": 10**7,
+    "quadrillion": 10**15, "quintillion": 10**18, "lakhs": 10**5, "crores": 10**7,
     "dozen": 12, "hundreds": 10**2, "thousands": 10**3, "millions": 10**6, "billions": 10**9, "trillions": 10**12,
 }  # fmt: skip
 
@@ -22,6 +23,42 @@ NUMBER_WORDS = {
     "nineteen": 19, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80,
     "ninety": 90,
 }  # fmt: skip
+
+TENS = frozenset(word for word, value in NUMBER_WORDS.items() if value >= 20)
+
+_ENDINGS = {
+    "one": "",
+    "two": "",
+    "three": "third",
+    "five": "fifth",
+    "eight": "eighth",
+    "nine": "ninth",
+    "twelve": "twelfth",
+}
+
+
+def _ordinal(word: str) -> str:
+    return _ENDINGS.get(word, (word[:-1] + "ie" if word.endswith("y") else word) + "th")
+
+
+PARTS = {"half": 2, "quarter": 4} | {
+    _ordinal(word): value
+    for word, value in (NUMBER_WORDS | SCALES).items()
+    if value > 2 and _ordinal(word) and not word.endswith("s") and word not in ("dozen", "lakh", "crore")
+}
+"""Words of fractions in the singular: "third" is a third part. Never units, like all words for numbers."""
+PLURAL_PARTS = {"halves": 2} | {word + "s": value for word, value in PARTS.items()}
+COUNTS = frozenset(
+    {word + ("es" if word.endswith("x") else "s") for word in NUMBER_WORDS if not word.endswith("y")}
+    | {word[:-1] + "ies" for word in NUMBER_WORDS if word.endswith("y")}
+    | {"googol", "googols", "zeroes", "scores", "couple", "couples"}
+)
+"""Plurals of numbers ("five twos"): no units either."""
+OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
+SIGNS = {"minus": "-", "negative": "-", "plus": "+", "positive": "+"}
+POWERS = {"squared": 2, "cubed": 3}
+MULTIPLES = {"twice": (2, 1), "double": (2, 1), "triple": (3, 1), "thrice": (3, 1), "half": (1, 2)}
+"""Words before a value, with or without "of": "half of 9"."""
 
 PERCENT = frozenset(("percent", "pct", "percentage"))
 DEGREE = frozenset(("degree", "degrees", "deg", "degs"))
@@ -52,7 +89,10 @@ CHANGING = frozenset(
     "hundreds dozens double triple "
     "twice thrice guess guesses always sometimes less minuses pluses etc percents points otherwise yes this means "
     "equals unless besides "
-    "plusminus up down below above under beyond between ish sums digits bits others else versus vs excludes misses "
+    "plusminus up down except excluding without anything everything nothing far different instead rather refutes "
+    "contradicts exceeds disagrees denies rejects negates nots nopes wrongs falsehoods contradictions reciprocals "
+    "inverses opposites negations negatives doubles triples quadruples quintuples exponents "
+    "misreads below above under beyond between ish sums digits bits others else versus vs excludes misses "
     "fails divides powers "
     "logs roots squares cubes factors multiples as its his hers ours yours theirs us".split()
 )
@@ -91,6 +131,11 @@ VOCABULARY = (
     | DEGREE
     | frozenset(SCALES)
     | frozenset(NUMBER_WORDS)
+    | frozenset(PARTS)
+    | frozenset(PLURAL_PARTS)
+    | COUNTS
+    | frozenset(MULTIPLES)
+    | frozenset(SIGNS)
     | frozenset(JOINS)
     | frozenset("odd even yes no am pm by so we it he she they thus hence then therefore get have".split())
 )
@@ -98,14 +143,6 @@ VOCABULARY = (
 
 # Function words of two letters or fewer are read as products in mathematics ("at", "is" could be a*t); these are not.
 SHORT_WORDS = frozenset("or and am pm st nd rd th of is in to no so we it he".split())
-
-
-def normal(words: list[str]) -> str:
-    """Lower case without articles, a plural `s` of the last word, or hyphens; for comparison only."""
-    kept = [word.lower() for word in words]
-    if len(kept) > 1:
-        kept = [word for word in kept if word not in ARTICLES] or kept
-    return " ".join(kept)
 
 
 def number(words: list[str]) -> int | None:
@@ -123,7 +160,7 @@ def number(words: list[str]) -> int | None:
             current *= 100
         elif word in ("thousand", "million", "billion") and current:
             total, current = total + current * SCALES[word], 0
-        elif word == "and" and seen:
+        elif word == "and" and seen and (total or current) and not (total + current) % 100:
             continue
         else:
             return None
