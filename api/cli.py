@@ -79,7 +79,7 @@ def root(
     """Train reasoning language models by reinforcement learning from verification.
 
     [bold]jurat doctor[/bold]               does everything work here?
-    [bold]jurat train tiny[/bold]           a small model learns sums, in two minutes
+    [bold]jurat train tiny[/bold]           a small model learns sums, in a minute
     [bold]jurat models fetch smollm2[/bold] a real one, then: [bold]jurat train quickstart[/bold]
     [bold]jurat rollouts latest[/bold]      what it wrote, and how each answer was judged
     """

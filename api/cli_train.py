@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping
@@ -83,6 +84,7 @@ def train(
             "give a recipe, or a run to go on with", where="jurat train",
             fix=f"one of {', '.join(recipes.shipped())}, a .yaml file, or --resume RUN",
         )  # fmt: skip
+    needs_engine()
     parsed, base = (None, Path.cwd()) if recipe is None else recipes.load(recipe, assignments or ())
     if dry_run:
         assert parsed is not None
@@ -116,6 +118,16 @@ def train(
     _ended(outcome, parsed.tracking.database if parsed else database, as_json=as_json)
     if outcome.state == "interrupted":
         raise typer.Exit(130)
+
+
+def needs_engine() -> None:
+    """Raises ConfigError where the core alone is installed."""
+    absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise ConfigError(
+            f"training needs {' and '.join(absent)}, which the core of jurat goes without", where="jurat train",
+            fix="pip install '.[train]' in the checkout (or 'jurat[train]' once it is released)",
+        )  # fmt: skip
 
 
 def _failed(error: JuratError, progress: Mapping[str, Any], *, as_json: bool) -> None:

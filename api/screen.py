@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
@@ -236,7 +237,8 @@ class LineScreen:
         self.stop()
 
     def stop(self) -> None:
-        self._stream.flush()
+        with suppress(BrokenPipeError):
+            self._stream.flush()
 
     def progress(self) -> Mapping[str, Any]:
         return self._history.progress()
@@ -260,8 +262,9 @@ class LineScreen:
         self._say(clean(text))
 
     def _say(self, line: str) -> None:
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        with suppress(BrokenPipeError):  # whoever read along has left: no reason to stop training
+            self._stream.write(line + "\n")
+            self._stream.flush()
 
 
 # ---- live --------------------------------------------------------------------------------------------------------

@@ -31,7 +31,9 @@ class Tally:
 
     loss: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
-    """The objective's own, summed."""
+    """The objective's own, summed with the weights of the loss."""
+    weight: float = 0.0
+    """Sum of those weights."""
     entropy: float = 0.0
     """Nats, summed over targets."""
     diff: float = 0.0
@@ -53,6 +55,7 @@ class Tally:
         self.loss += float(loss.detach())
         for name, value in metrics.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + float(value.detach())
+        self.weight += float(mb.weights[mb.loss_mask].sum())
         diff = (current.detach() - mb.sampler_logprobs).abs()[mb.loss_mask]
         self.diff += float(diff.sum())
         self.diff_max = max(self.diff_max, float(diff.max()) if len(diff) else 0.0)
@@ -169,7 +172,7 @@ class LocalLearner(LocalScorer):
             self.network.refresh()
         count = max(1, tally.targets)
         metrics = {
-            **tally.metrics,
+            **{name: value / (tally.weight or 1.0) for name, value in tally.metrics.items()},
             "loss": tally.loss,
             "grad_norm": stepped["grad_norm"],
             "lr": stepped["lr"],

@@ -152,6 +152,12 @@ def _refuse(part: PolicyGradient, recipe: Recipe) -> None:
             where="algorithm.shaping.overlong.cache",
             fix="set it to a fifth of sampling.max_new_tokens, as DAPO does",
         )
+    if part.credit.name != "outcome" and not any(member.role == "process" for member in recipe.reward.members):
+        raise ConfigError(
+            f"algorithm.credit.name {part.credit.name!r} reads rewards of steps, but no member of reward.members has role process",
+            where="algorithm.credit",
+            fix="add the verifier that judges steps to reward.members with role: process",
+        )
     for place, each in enumerate(part.corrections):
         if each.low >= each.high:
             raise ConfigError(

@@ -190,11 +190,14 @@ def steps(*scores):
 def test_credit_of_steps():
     """Two solutions of three one-token steps; the second goes wrong at its last."""
     pair = group(sample(0, 1.0, 3, steps=steps(0.5, 0.8, 1.0)), sample(1, 0.0, 3, steps=steps(0.5, 0.8, 0.1)))
-    shaped = advantages(algorithm(**named("rloo", credit={"name": "shaped"})), [pair])
+    judged = {"reward": {"members": [{"use": "problem"}, {"use": "steps", "role": "process"}]}}
+    shaped = advantages(algorithm(**named("rloo", credit={"name": "shaped"}), **judged), [pair])
     assert shaped[0] == pytest.approx([1.0, 0.5, 0.2]) and shaped[1] == pytest.approx([-1.0, -0.5, -0.8])
-    function = advantages(algorithm(**named("rloo", credit={"name": "function", "weight": 0.5, "gate": False})), [pair])
+    function = advantages(
+        algorithm(**named("rloo", credit={"name": "function", "weight": 0.5, "gate": False}), **judged), [pair]
+    )
     assert function[0] == pytest.approx([1.25, 1.4, 1.5]) and function[1] == pytest.approx([-0.75, -0.6, -0.95])
-    gated = advantages(algorithm(**named("rloo", credit={"name": "function", "weight": 0.5})), [pair])
+    gated = advantages(algorithm(**named("rloo", credit={"name": "function", "weight": 0.5}), **judged), [pair])
     assert gated == [function[0], pytest.approx([-1.0, -1.0, -1.0])]
     plain = advantages(algorithm(**named("rloo")), [pair])
     assert plain == [[1.0] * 3, [-1.0] * 3]
@@ -219,6 +222,7 @@ def test_credit_of_steps():
             named("grpo", corrections=[{"name": "icepop", "low": 3.0}]),
             r"corrections\[0\].low 3.0 is not below its high 2.0",
         ),
+        (named("grpo", credit={"name": "shaped"}), r"algorithm.credit.name 'shaped'.*reward.members has role process"),
         (named("grpo", clip_low=-0.1), r"clip_low.*greater than 0"),
         (named("grpo", advantage="gae"), r"algorithm.*advantage.*gae"),
     ],
