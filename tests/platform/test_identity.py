@@ -610,3 +610,60 @@ def test_two_fresh_environments_agree(tmp_path):
     (tmp_path / "two" / "site-packages" / "gauge.py").write_text("def rate(text):\n    return 1\n")
     changed = _in_child(sys.executable, path, ["score"], PYTHONPATH=os.pathsep.join([str(ROOT / "src"), str(site)]))
     assert changed != made[0]
+
+
+READ_BY_VALUE = '''
+import abc, collections, dataclasses, enum, functools, types
+
+Point = collections.namedtuple("Point", "x y", defaults=(1,))
+Kind = enum.Enum("Kind", {"A": 1, "B": 2})
+Level = enum.IntFlag("Level", "LOW HIGH")
+SPACE = types.SimpleNamespace(limit=3, names=["a"])
+
+class Table(dict):
+    pass
+
+TABLE = Table(a=1)
+TABLE.extra = 2
+
+class Base(abc.ABC):
+    scale = 1
+    @abc.abstractmethod
+    def of(self): ...
+
+class Own(Base):
+    def of(self): return self.scale
+
+Base.scale = 3
+
+def made(k):
+    @dataclasses.dataclass(frozen=True)
+    class Made:
+        weight: float = k
+        def of(self): return self.weight * k
+    return Made
+
+MADE = made(2.5)
+
+@functools.singledispatch
+def read(value): return 0
+
+@read.register
+def _(value: str): return len(value)
+
+def tuples(problem, completion): return Point(1).y + len(Kind) + Level.LOW.value
+def spaces(problem, completion): return SPACE.limit + TABLE.extra
+def classes(problem, completion): return Own().of() + MADE().of()
+def dispatch(problem, completion): return read(completion)
+'''
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_what_is_read_by_value_is_read_alike_on_every_python(tmp_path, version):
+    python = _python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    path = tmp_path / "values.py"
+    path.write_text(READ_BY_VALUE)
+    names = ["tuples", "spaces", "classes", "dispatch"]
+    assert _in_child(python, path, names) == _in_child(sys.executable, path, names)
