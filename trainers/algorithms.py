@@ -61,13 +61,12 @@ def build_algorithm(recipe: Recipe) -> Algorithm:
         needs["ref_logprobs"] = "reference"
     if recipe.updates_per_step * recipe.epochs > 1:
         needs["proximal_logprobs"] = "policy"
-    outcomes = tuple(place for place, member in enumerate(recipe.reward.members) if member.role == "outcome")
     return Algorithm(
         name=part.name,
         estimator=part.advantage,
         shaping=_shaping(part, recipe),
         kl_in_reward=part.kl.coef if part.kl.place == "reward" else 0.0,
-        credit=None if part.credit.name == "outcome" else credit_rule(part.credit, Correctness(outcomes)),
+        credit=None if part.credit.name == "outcome" else credit_rule(part.credit, Correctness.by(recipe.reward)),
         objectives={"policy": _loss(part)},
         aggregation=AGGREGATIONS[part.aggregation],
         constant=recipe.sampling.max_new_tokens,

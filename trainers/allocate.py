@@ -32,14 +32,13 @@ def build_allocator(recipe: parts.Recipe) -> Rule:
     part = recipe.allocation
     if isinstance(part, parts.Uniform):
         return UniformAllocator(part.samples_per_prompt)
-    outcomes = tuple(place for place, member in enumerate(recipe.reward.members) if member.role == "outcome")
-    if not outcomes:
+    correctness = Correctness.by(recipe.reward)
+    if not correctness.members:
         raise ConfigError(
             f"allocation.name {part.name!r} goes by correctness, but no member of reward.members has role outcome",
             where="reward.members",
             fix="give the member that says what is correct role: outcome, or set allocation.name: uniform",
         )
-    correctness = Correctness(outcomes)
     match part:
         case parts.Neyman():
             return NeymanAllocator(

@@ -171,11 +171,11 @@ class Algorithm:
 
     def shaped_mean(self, groups: Sequence[Group]) -> float:
         """Mean of the shaped rewards over all samples that learn: what is optimised, but for the KL."""
-        found = np.concatenate([self._optimised(group, {}).rewards for group in groups] or [np.zeros(0)])
+        found = np.concatenate([self._shaped(_learning(group)) for group in groups] or [np.zeros(0)])
         return float(found.mean()) if len(found) else 0.0
 
     def _optimised(self, group: Group, scores: Scores) -> Optimised:
-        scored = tuple(each for each in group.scored if each.judgement.reward.value is not None)
+        scored = _learning(group)
         penalties = tuple(self._penalty(each.rollout, scores) for each in scored)
         return Optimised(
             scored=scored,
@@ -190,7 +190,7 @@ class Algorithm:
         return self.shaping(values, _lengths(scored))
 
     def _penalty(self, rollout: Rollout, scores: Scores) -> Rewards:
-        if not self.kl_in_reward or not scores:
+        if not self.kl_in_reward:
             return np.zeros(rollout.num_completion_tokens)
         moved = rollout.sampler_logprobs - scores["ref_logprobs"][rollout.id]
         return self.kl_in_reward * moved[rollout.loss_mask].astype(np.float64)
@@ -217,6 +217,11 @@ class Algorithm:
         )
 
 
+def _learning(group: Group) -> tuple[Scored, ...]:
+    """Its samples with a reward."""
+    return tuple(each for each in group.scored if each.judgement.reward.value is not None)
+
+
 def _lengths(scored: Sequence[Scored]) -> IntArray:
     return np.array([each.rollout.num_completion_tokens for each in scored], dtype=np.int64)
 
@@ -238,12 +243,7 @@ async def annotate(
     groups: Sequence[Group], needs: Mapping[str, str], scorers: Mapping[str, Scorer], *, tokens: int
 ) -> Scores:
     """Log-probs of every trained rollout under the scorers that the algorithm needs."""
-    samples = [
-        _for_scoring(scored.rollout, atom)
-        for atom, group in enumerate(groups)
-        for scored in group.scored
-        if scored.judgement.reward.value is not None
-    ]
+    samples = [_for_scoring(scored.rollout, atom) for atom, group in enumerate(groups) for scored in _learning(group)]
     scores: dict[str, dict[str, FloatArray]] = {}
     for column, role in needs.items():
         packed = pack(samples, None, token_mean, ranks=scorers[role].ranks, tokens=tokens)

@@ -1,6 +1,5 @@
 """Advantages against hand-made numbers, reference vectors and their own identities."""
 
-import json
 import math
 import os
 from pathlib import Path
@@ -44,20 +43,6 @@ FILES = (
     "group_estimator_stats",
     "unequal_groups",
 )
-
-
-def cases(file):
-    """(case, tolerance) pairs of a file of vectors, or one that skips."""
-    path = PARITY / f"{file}.json"
-    if not path.exists():
-        reason = f"no reference vectors at {PARITY} (set JURAT_PARITY)"
-        return [pytest.param(None, None, marks=pytest.mark.skip(reason=reason), id=file)]
-    document = json.loads(path.read_text())
-    tolerances = document["tolerance"]
-    return [
-        pytest.param(case, tolerances[case.get("dtype", "float64")], id=f"{file}:{case['id']}")
-        for case in document["cases"]
-    ]
 
 
 def close(got, wanted, tolerance):
@@ -259,7 +244,7 @@ def by_group(case, rule):
     return out
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("adv_grpo") + cases("adv_dr_grpo"))
+@pytest.mark.vectors("adv_grpo", "adv_dr_grpo")
 def test_grpo_like_verl(case, tolerance):
     eps = case["params"]["epsilon"]
     scaled = case["params"]["norm_adv_by_std_in_grpo"]
@@ -267,14 +252,14 @@ def test_grpo_like_verl(case, tolerance):
     close(got, case["outputs"]["advantages"], tolerance)
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("adv_rloo"))
+@pytest.mark.vectors("adv_rloo")
 def test_rloo_like_verl(case, tolerance):
     """Of verl's two forms the vectorised one gives a group of one 0, as ours."""
     raw = None if "vectorized" in case["reference"]["function"] else 0.0
     close(by_group(case, lambda r, *_: rloo(r, baseline=raw)), case["outputs"]["advantages"], tolerance)
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("adv_opo_rfpp_baseline"))
+@pytest.mark.vectors("adv_opo_rfpp_baseline")
 def test_opo_and_reinforce_pp_baseline_like_verl(case, tolerance):
     rewards, mask = batch(case)
     if "opo" in case["reference"]["function"]:
@@ -289,7 +274,7 @@ def test_opo_and_reinforce_pp_baseline_like_verl(case, tolerance):
     close(got, case["outputs"]["advantages"], tolerance)
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("adv_remax"))
+@pytest.mark.vectors("adv_remax")
 def test_remax_like_verl(case, tolerance):
     rewards, mask = batch(case)
     for row, greedy in enumerate(case["inputs"]["reward_baselines"]):
@@ -299,7 +284,7 @@ def test_remax_like_verl(case, tolerance):
         close(got, np.array(case["outputs"]["advantages"][row])[mask[row]], tolerance)
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("adv_reinforce_pp"))
+@pytest.mark.vectors("adv_reinforce_pp")
 def test_reinforce_pp_like_verl(case, tolerance):
     rewards, mask = batch(case)
     got = reinforce_pp(list(rewards), case["params"]["gamma"], list(mask))
@@ -308,7 +293,7 @@ def test_reinforce_pp_like_verl(case, tolerance):
     close(np.array(returns)[mask], np.array(case["outputs"]["returns"])[mask], tolerance)
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("adv_gae"))
+@pytest.mark.vectors("adv_gae")
 def test_gae_like_verl(case, tolerance):
     rewards, mask = batch(case)
     values, _ = batch(case, "values")
@@ -320,7 +305,7 @@ def test_gae_like_verl(case, tolerance):
     close(whitened[mask], np.array(case["outputs"]["advantages_whitened"])[mask], tolerance)
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("trl_advantages"))
+@pytest.mark.vectors("trl_advantages")
 def test_several_rewards_like_trl(case, tolerance):
     """Rows without any reward are excluded here before advantages are made, and 0 there."""
     parts = np.array(case["inputs"]["rewards_per_func"], np.float64)
@@ -343,7 +328,7 @@ def test_several_rewards_like_trl(case, tolerance):
         assert np.repeat(flat, size).tolist() == case["outputs"]["is_std_zero"]
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("group_estimator_stats"))
+@pytest.mark.vectors("group_estimator_stats")
 def test_exact_moments_under_bernoulli_rewards(case, tolerance):
     """Expectations over every outcome of the group, by the number right."""
     p, n = case["inputs"]["p"], case["inputs"]["n"]
@@ -361,7 +346,7 @@ def test_exact_moments_under_bernoulli_rewards(case, tolerance):
         close(right - wrong, wanted["signal_scale_E1_minus_E0"], tolerance)
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("unequal_groups"))
+@pytest.mark.vectors("unequal_groups")
 def test_each_prompt_counts_once_under_prompt_mean(case, tolerance):
     groups = [np.array(group) for group in case["inputs"]["group_rewards"]]
     advantages = [rloo(group) for group in groups]

@@ -1,9 +1,6 @@
 """Credit of steps against hand-made numbers, reference vectors, and what a policy could gain by adding steps."""
 
-import json
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,18 +26,6 @@ from jurat.trainers.credit import (
     softmin_weights,
     step_ends,
 )
-
-PARITY = Path(os.environ.get("JURAT_PARITY", Path(__file__).parents[3] / "shared" / "parity"))
-
-
-def cases(file):
-    path = PARITY / f"{file}.json"
-    if not path.exists():
-        reason = f"no reference vectors at {PARITY} (set JURAT_PARITY)"
-        return [pytest.param(None, None, marks=pytest.mark.skip(reason=reason), id=file)]
-    document = json.loads(path.read_text())
-    tolerance = document["tolerance"]["float64"]
-    return [pytest.param(case, tolerance, id=f"{file}:{case['id']}") for case in document["cases"]]
 
 
 def close(got, wanted, tolerance=1e-12):
@@ -235,7 +220,7 @@ def test_shaping_of_an_uninformed_potential_is_leave_one_out():
 # ---- reference vectors ----
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("process_grpo"))
+@pytest.mark.vectors("process_grpo")
 def test_process_supervision(case, tolerance):
     inputs, params = case["inputs"], case["params"]
     group = [
@@ -246,7 +231,7 @@ def test_process_supervision(case, tolerance):
     close(np.array(got), case["outputs"]["advantages"], tolerance)
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("process_pure"))
+@pytest.mark.vectors("process_pure")
 def test_pure(case, tolerance):
     scores, temperature = np.array(case["inputs"]["step_rewards"]), case["params"]["temperature"]
     outputs = case["outputs"]
@@ -262,7 +247,7 @@ def test_pure(case, tolerance):
     close(min_returns(scores)[0], outputs["hard_min"], tolerance)
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("process_shaping"))
+@pytest.mark.vectors("process_shaping")
 def test_potential_based_shaping(case, tolerance):
     potentials, outcome = np.array(case["inputs"]["potentials"]), case["inputs"]["outcome"]
     gamma, outputs = case["params"]["gamma"], case["outputs"]
@@ -276,7 +261,7 @@ def test_potential_based_shaping(case, tolerance):
     close(reward_to_go(rewards, gamma)[0] - plain, -potentials[0], tolerance)
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("process_remax"))
+@pytest.mark.vectors("process_remax")
 def test_remax_with_steps(case, tolerance):
     inputs = case["inputs"]
     one = solution(inputs["step_rewards"], inputs["step_end_index"], inputs["T"])

@@ -1,9 +1,5 @@
 """Reward shaping by hand and against three code bases."""
 
-import json
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,25 +7,8 @@ from hypothesis import strategies as st
 
 from jurat.trainers.shaping import LengthPenalty, Shaping, SoftOverlong, token_rewards
 
-PARITY = Path(os.environ.get("JURAT_PARITY", Path(__file__).parents[3] / "shared" / "parity"))
 
-
-def cases(file):
-    path = PARITY / f"{file}.json"
-    if not path.exists():
-        reason = f"no reference vectors at {PARITY} (set JURAT_PARITY)"
-        return [pytest.param(None, None, marks=pytest.mark.skip(reason=reason), id=file)]
-    document = json.loads(path.read_text())
-    tolerances = document["tolerance"]
-    return [
-        pytest.param(
-            case, tolerances["float32" if "float32" in case["dtype"] else "float64"], id=f"{file}:{case['id']}"
-        )
-        for case in document["cases"]
-    ]
-
-
-@pytest.mark.parametrize(("case", "tolerance"), cases("overlong_penalty"))
+@pytest.mark.vectors("overlong_penalty")
 def test_overlong_like_verl_trl_and_openrlhf(case, tolerance):
     limit, cache, *factor = case["params"].values()
     penalty = SoftOverlong(limit=limit, cache=cache, factor=factor[0] if factor else 1.0)

@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,18 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jurat.trainers.stability import AdaptiveKL, FixedKL, KLClip, Moments, ResumeGuard, RewardNormaliser
-
-PARITY = Path(os.environ.get("JURAT_PARITY", Path(__file__).parents[3] / "shared" / "parity"))
-
-
-def cases(file):
-    path = PARITY / f"{file}.json"
-    if not path.exists():
-        reason = f"no reference vectors at {PARITY} (set JURAT_PARITY)"
-        return [pytest.param(None, None, marks=pytest.mark.skip(reason=reason), id=file)]
-    document = json.loads(path.read_text())
-    tolerance = document["tolerance"]["float64"]
-    return [pytest.param(case, tolerance, id=f"{file}:{case['id']}") for case in document["cases"]]
 
 
 def through_json(state):
@@ -32,7 +18,7 @@ def through_json(state):
 # ---- KL coefficient ----
 
 
-@pytest.mark.parametrize(("case", "tolerance"), cases("kl_controller"))
+@pytest.mark.vectors("kl_controller")
 def test_adaptive_kl_like_verl(case, tolerance):
     inputs = case["inputs"]
     made = dict(coef=inputs["init_kl_coef"], target=inputs["target_kl"], horizon=inputs["horizon"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import fsum, prod
 from typing import Any
 
+from jurat.platform.recipe import RewardPart
 from jurat.platform.types import Group, Scored
 
 FEWEST_PROMPTS = 8
@@ -80,6 +81,10 @@ class Correctness:
 
     members: tuple[int, ...]
     """Places of the outcome members in the reward spec."""
+
+    @classmethod
+    def by(cls, reward: RewardPart) -> Correctness:
+        return cls(tuple(place for place, member in enumerate(reward.members) if member.role == "outcome"))
 
     def of(self, scored: Scored) -> float | None:
         """Lowest score of the outcome members, an undecided one (which trained as zero) being 0; None if excluded."""
