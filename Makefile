@@ -9,7 +9,7 @@
 #   PYTEST       further arguments for pytest, as in  make test PYTEST='tests/trainers -k clip'
 
 PYTHON ?=
-EXTRAS ?= train,demo,api,postgres,plot,dev
+EXTRAS ?= train,lora,demo,api,postgres,plot,dev
 TORCH_INDEX ?=
 VENV_CACHE ?=
 PYTEST ?=

@@ -39,6 +39,8 @@ class Tally:
     diff: float = 0.0
     """|current - sampler log-prob|, summed over targets."""
     diff_max: float = 0.0
+    kl: float = 0.0
+    """k3 of the sampler from the current policy, ``exp(d) - 1 - d`` with d = current - sampler, summed over targets."""
     targets: int = 0
     forwarded: int = 0
     """Tokens the network ran over."""
@@ -56,7 +58,9 @@ class Tally:
         for name, value in metrics.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + float(value.detach())
         self.weight += float(mb.weights[mb.loss_mask].sum())
-        diff = (current.detach() - mb.sampler_logprobs).abs()[mb.loss_mask]
+        moved = (current.detach() - mb.sampler_logprobs)[mb.loss_mask]
+        self.kl += float((moved.clamp(-20.0, 20.0).expm1() - moved).sum())
+        diff = moved.abs()
         self.diff += float(diff.sum())
         self.diff_max = max(self.diff_max, float(diff.max()) if len(diff) else 0.0)
         self.entropy += float(entropy.sum())
@@ -154,11 +158,11 @@ class LocalLearner(LocalScorer):
         self.role, self.source = role, source
         self.optimizer = AdamW(network.master, network.grad, num_matrix=network.num_matrix, optim=optim, total=total)
 
-    async def update(self, rounds: Rounds, objective: Objective) -> UpdateReport:
+    async def update(self, rounds: Rounds, objective: Objective, *, clip_norm: float | None = None) -> UpdateReport:
         """One optimiser step; a non-finite loss or gradient is reported as ``skipped`` and changes no weight."""
-        return await compute.run(self._update, rounds, objective)
+        return await compute.run(self._update, rounds, objective, clip_norm)
 
-    def _update(self, rounds: Rounds, objective: Objective) -> UpdateReport:
+    def _update(self, rounds: Rounds, objective: Objective, clip_norm: float | None) -> UpdateReport:
         began = time.perf_counter()
         tally = Tally()
         for mb in _each(rounds):
@@ -166,7 +170,7 @@ class LocalLearner(LocalScorer):
             if len(trained.tokens):
                 self.network.backward(on_device(trained, self.network.master.device), objective, tally)
         halfway = time.perf_counter()
-        stepped = self.optimizer.step(loss=tally.loss)
+        stepped = self.optimizer.step(loss=tally.loss, clip_norm=clip_norm)
         skipped = bool(stepped["skipped"])
         if not skipped:
             self.network.refresh()
@@ -179,6 +183,7 @@ class LocalLearner(LocalScorer):
             "entropy": tally.entropy / count,
             "logprob_diff_mean": tally.diff / count,
             "logprob_diff_max": tally.diff_max,
+            "kl_sampler": tally.kl / count,
         }
         return UpdateReport(
             role=self.role, metrics=metrics, tokens=tally.targets, forwarded_tokens=tally.forwarded, skipped=skipped,

@@ -70,8 +70,9 @@ class AdamW:
         return state
 
     @torch.no_grad()
-    def step(self, *, loss: float = 0.0) -> Mapping[str, float]:
-        """Clip, step, zero the gradient; returns ``grad_norm`` (before clipping), ``lr`` and ``skipped`` (0 or 1).
+    def step(self, *, loss: float = 0.0, clip_norm: float | None = None) -> Mapping[str, float]:
+        """Clip (at ``clip_norm``, else the settings'), step, zero the gradient; returns ``grad_norm`` (before clipping),
+        ``lr`` and ``skipped`` (0 or 1).
 
         A non-finite gradient or loss changes nothing but the counters.
         """
@@ -85,7 +86,7 @@ class AdamW:
             if settings.weight_decay:
                 self.master[: self.num_matrix].mul_(1.0 - rate * settings.weight_decay)
             # The fused kernel divides the gradient by grad_scale as it reads it: clipping costs no pass of its own.
-            self._adam.grad_scale = self.grad.new_tensor(max(1.0, norm / settings.clip_norm))  # type: ignore[attr-defined]
+            self._adam.grad_scale = self.grad.new_tensor(max(1.0, norm / (clip_norm or settings.clip_norm)))  # type: ignore[attr-defined]
             self._adam.param_groups[0]["lr"] = rate
             self._adam.step()
             self.applied += 1

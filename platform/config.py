@@ -151,6 +151,15 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for inner in getattr(annotation, "__args__", ()) for model in _models_in(inner)]
 
 
+def parts_of(model: type[BaseModel]) -> list[type[BaseModel]]:
+    """``model`` and every part within it, each once."""
+    found = [model]
+    for each in found:  # grows as it is read
+        inner = (part for info in each.model_fields.values() for part in _models_in(info.annotation))
+        found += [part for part in dict.fromkeys(inner) if part not in found]
+    return found
+
+
 def key_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Every dotted key of a model."""
     out = []

@@ -92,8 +92,8 @@ class Objective(Protocol):
 
 
 class Learner(Scorer, Protocol):
-    async def update(self, rounds: Rounds, objective: Objective) -> UpdateReport:
-        """One optimiser step on the sum of the gradients of all microbatches."""
+    async def update(self, rounds: Rounds, objective: Objective, *, clip_norm: float | None = None) -> UpdateReport:
+        """One optimiser step on the sum of the gradients of all microbatches; ``clip_norm`` in place of the recipe's."""
         ...
 
     async def save(self, folder: Path) -> None:

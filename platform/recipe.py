@@ -29,6 +29,13 @@ class Fields(Part):
     """Column with a worked solution, for SFT."""
     calculator: Literal["keep", "drop"] = "keep"
     """What to do with GSM8K's calculator notes in solutions: ``48/2 = <<48/2=24>>24`` becomes ``48/2 = 24``."""
+    chosen: str = "chosen"
+    """Column with the better completion of a pair, for DPO."""
+    rejected: str = "rejected"
+    completion: str = "completion"
+    """Column with a completion that was labelled good or bad, for KTO."""
+    label: str = "label"
+    """Column that says whether the completion is good: true or false, 1 or 0."""
     gold: Literal["auto", "plain", "hashes", "boxed"] = "auto"
     """How the gold is found in ``answer``: as it is, after ``####``, in the last ``\\boxed{}``; auto tries #### then boxed then plain."""
 
@@ -119,6 +126,10 @@ class KL(Part):
     """reward: k1 of each token is taken off its reward, whatever ``estimator`` says."""
     estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
     """With a plus: that value with the gradient of k2, which on policy is the reverse KL's."""
+    target: float | None = Field(default=None, gt=0)
+    """Nats per completion that the coefficient is steered to (Ziegler et al. 2019); None: it stays as it is."""
+    horizon: int = Field(default=10_000, ge=1)
+    """Samples after which a steady error has had its effect on the coefficient."""
 
 
 class Correction(Part):
@@ -171,8 +182,30 @@ class Credit(Part):
     """Where the outcome is wrong no step counts above 0."""
 
 
+class Normalise(Part):
+    """Online normalisation of the judged rewards, before shaping; moments are kept per version of the reward."""
+
+    over: Literal["none", "group", "batch", "window", "running"] = "none"
+    window: int = Field(default=1024, ge=2)
+    """Rewards that ``over: window`` looks back on."""
+
+
+class Critic(Part):
+    """A value model of PPO: the policy's architecture and first weights with a head of one output."""
+
+    lr: float = Field(default=1e-5, gt=0)
+    """Its schedule and everything else are those of ``optim``."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """First steps in which only the critic learns."""
+    clip: float = Field(default=0.5, gt=0)
+    """How far from its old value a prediction may go before its loss is clipped."""
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    lam: float = Field(default=1.0, ge=0, le=1)
+    """GAE's lambda: 1 trusts the rewards, 0 the critic."""
+
+
 AdvantageName = Literal[
-    "grpo", "dr_grpo", "rloo", "maxrl", "best_of_n", "opo", "remax", "reinforce_pp", "reinforce_pp_baseline"
+    "grpo", "dr_grpo", "rloo", "maxrl", "best_of_n", "opo", "remax", "reinforce_pp", "reinforce_pp_baseline", "gae"
 ]
 LossName = Literal["clipped", "gspo", "cispo", "plain"]
 AggregationName = Literal[
@@ -184,7 +217,7 @@ class PolicyGradient(Part):
     """An advantage rule, a loss, an aggregation. What is not given is what ``name`` stands for in ``trainers/presets.py``."""
 
     name: Literal[
-        "grpo", "dr_grpo", "dapo", "remax", "rloo", "reinforce_pp", "gspo", "cispo", "raft", "opo", "maxrl"
+        "grpo", "dr_grpo", "dapo", "remax", "rloo", "reinforce_pp", "ppo", "gspo", "cispo", "raft", "opo", "maxrl"
     ] = "grpo"
     advantage: AdvantageName | None = None
     loss: LossName | None = None
@@ -196,8 +229,11 @@ class PolicyGradient(Part):
     kl: KL = KL()
     entropy_coef: float = Field(default=0.0, ge=0)
     corrections: tuple[Correction, ...] = ()
+    normalise: Normalise = Normalise()
     shaping: Shaping | None = None
     credit: Credit = Credit()
+    critic: Critic | None = None
+    """Of advantage ``gae`` only."""
 
 
 class SFT(Part):
@@ -209,7 +245,28 @@ class SFT(Part):
     None: what fits the context."""
 
 
-Algorithm = Annotated[PolicyGradient | SFT, Field(discriminator="name")]
+class DPO(Part):
+    """Direct preference optimisation on pairs (``fields.chosen``, ``fields.rejected``), against the stage's first weights."""
+
+    name: Literal["dpo"]
+    kind: Literal["sigmoid", "ipo"] = "sigmoid"
+    beta: float = Field(default=0.1, gt=0)
+    max_completion_tokens: int | None = Field(default=None, ge=2)
+    """Pairs with a longer completion are left out or refused as ``data.long_prompts`` says. None: what fits the context."""
+
+
+class KTO(Part):
+    """Kahneman-Tversky optimisation on labelled completions (``fields.completion``, ``fields.label``)."""
+
+    name: Literal["kto"]
+    beta: float = Field(default=0.1, gt=0)
+    desirable: float = Field(default=1.0, gt=0)
+    """Weight of good completions."""
+    undesirable: float = Field(default=1.0, gt=0)
+    max_completion_tokens: int | None = Field(default=None, ge=2)
+
+
+Algorithm = Annotated[PolicyGradient | SFT | DPO | KTO, Field(discriminator="name")]
 
 
 class Uniform(Part):
@@ -327,6 +384,25 @@ class SamplingPart(Part):
     """Rows decoded at once; finished rows are replaced by waiting ones."""
 
 
+class KLClip(Part):
+    """Clip norm ``clip_norm * clip(target / ema(KL), low, high)``: shorter steps while the policy moves fast (ours)."""
+
+    target: float = Field(gt=0)
+    """Nats per token of the updated policy from the one that sampled."""
+    low: float = Field(default=0.1, gt=0)
+    high: float = Field(default=1.0, gt=0)
+    decay: float = Field(default=0.9, ge=0, lt=1)
+    """Of the moving average."""
+
+
+class ResumeGuard(Part):
+    """After a resume, for ``steps`` steps, clip at ``factor`` times a quantile of the gradient norms before it."""
+
+    steps: int = Field(default=10, ge=1)
+    quantile: float = Field(default=0.9, gt=0, le=1)
+    factor: float = Field(default=1.0, gt=0)
+
+
 class Optim(Part):
     lr: float = Field(default=1e-6, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -335,11 +411,23 @@ class Optim(Part):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     clip_norm: float = Field(default=1.0, gt=0)
+    kl_clip: KLClip | None = None
+    resume_guard: ResumeGuard | None = None
     max_skipped: int = Field(default=3, ge=1)
     """Stop after this many non-finite steps in a row."""
 
 
 # ---- machines ----------------------------------------------------------------------------------------------------
+
+
+class LoRA(Part):
+    """Learn low-rank adapters (arXiv 2106.09685) of the linear layers, not the whole model. Exports are merged."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapter is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of linear layers as in ``q_proj``; none: all of them but the head."""
 
 
 class Engine(Part):
@@ -425,6 +513,7 @@ class Recipe(Part):
     updates_per_step: int = Field(default=1, ge=1)
     epochs: int = Field(default=1, ge=1)
     tokens_per_microbatch: int = Field(default=4096, ge=1)
+    lora: LoRA | None = None
     engine: Engine = Engine()
     evaluate: Evaluate = Evaluate()
     checkpoint: CheckpointPart = CheckpointPart()
