@@ -79,10 +79,11 @@ class Layout:
 def layout(folder: Path, lora: LoRA) -> Layout:
     """Find the layers that ``lora`` means in the model of an HF folder; no weights are read.
 
-    Raises ConfigError where peft is missing, or a target names no linear layer.
+    Raises ConfigError where peft is missing, or a target names no linear layer or one that peft refuses.
     """
     if importlib.util.find_spec("peft") is None:
         raise ConfigError("LoRA needs peft, which is not installed", where="lora", fix="pip install 'jurat[lora]'")
+    from peft import inject_adapter_in_model
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D
 
@@ -105,11 +106,17 @@ def layout(folder: Path, lora: LoRA) -> Layout:
     chosen = {name: module for name, module in linear.items() if any(_means(target, name) for target in targets)}
     transposed = any(isinstance(module, Conv1D) for module in chosen.values())
     shapes = {name: tuple(module.weight.shape) for name, module in chosen.items()}
-    return Layout(
+    found = Layout(
         rank=lora.rank, alpha=lora.alpha, targets=targets, transposed=transposed,
         layers={name: (cols, rows) if transposed else (rows, cols) for name, (rows, cols) in shapes.items()},
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )  # fmt: skip
+    try:
+        with torch.device("meta"):
+            inject_adapter_in_model(found.peft(), model)  # peft knows layers that work only as they are
+    except ValueError as error:
+        raise ConfigError(f"peft: {error}", where="lora.targets", fix="name the layers that it may adapt") from None
+    return found
 
 
 def _means(target: str, name: str) -> bool:
