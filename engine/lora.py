@@ -234,6 +234,6 @@ class LoRALearner(LocalLearner):
             sha = hashlib.sha256()
             for name, tensor in sorted(self.network.base().items()):
                 sha.update(name.encode())
-                sha.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
+                sha.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
             self._digest = "sha256:" + sha.hexdigest()
         return self._digest

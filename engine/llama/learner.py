@@ -71,8 +71,8 @@ class LlamaNetwork:
             def slopes(targets: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
                 return every[targets]
 
-        slope = self._head.backward(hidden, tokens, plan, slopes, into and into.head)
-        slope = normed.backward(slope, into and into.norm)
+        slope = self._head.backward(hidden, tokens, plan, slopes, into.head if into else None)
+        slope = normed.backward(slope, into.norm if into else None)
         slope = torch.zeros_like(run.stream).index_copy_(0, plan.sources, slope)
         for index in reversed(range(len(run.kept))):
             slope = self._layer_backward(index, run.kept.pop(), slope, run.attention)
@@ -116,7 +116,7 @@ class LlamaNetwork:
     def _layer_backward(self, index: int, kept: _Kept, slope: Tensor, attention: Attention) -> Tensor:
         """d loss / d (output of the layer) [R, H] -> d loss / d (its input); weight gradients are added on the way."""
         weights, norms, dtype = self._working.layers[index], self._master.layers[index], self.weights.dtype
-        into = self._gradients and self._gradients.layers[index]
+        into = self._gradients.layers[index] if self._gradients else None
         if kept.qkv is None:
             _, kept = self._layer(index, kept.stream, attention)
         assert kept.qkv is not None and kept.mixed is not None and kept.middle is not None and kept.gate_up is not None
@@ -132,14 +132,14 @@ class LlamaNetwork:
         d_gate.copy_(torch.ops.aten.silu_backward(d_act.mul_(up), gate))
         normed = _Normed(kept.middle, norms.norm2, self.eps)
         self._add(index, "gate_up", d_gate_up, normed.value(dtype))
-        slope = normed.backward(d_gate_up @ weights.gate_up, into and into.norm2).add_(slope)
+        slope = normed.backward(d_gate_up @ weights.gate_up, into.norm2 if into else None).add_(slope)
 
         rounded = slope.to(dtype)
         self._add(index, "o", rounded, kept.mixed)
         d_qkv = attention.backward(kept.qkv, rounded @ weights.o)
         normed = _Normed(kept.stream, norms.norm1, self.eps)
         self._add(index, "qkv", d_qkv, normed.value(dtype))
-        return normed.backward(d_qkv @ weights.qkv, into and into.norm1).add_(slope)
+        return normed.backward(d_qkv @ weights.qkv, into.norm1 if into else None).add_(slope)
 
 
 @dataclass(slots=True)
