@@ -130,7 +130,7 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout
             weights, adapters, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
         )
         decoder = LlamaDecoder(adapted.weights, native=engine.kernels == "auto")
-        return adapted, decoder, lambda: LocalScorer(network(weights.apart()))
+        return adapted, decoder, lambda: LocalScorer(network(adapted.weights.apart()))
     decoder = LlamaDecoder(weights, native=engine.kernels == "auto")
     return network(weights), decoder, lambda: LocalScorer(network(weights.copy()))
 

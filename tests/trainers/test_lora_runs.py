@@ -14,6 +14,7 @@ from jurat.engine import checkpoint as checkpointing
 from jurat.engine.tensorfile import load_tensors
 from jurat.platform.config import override, validate
 from jurat.platform.errors import ConfigError
+from jurat.platform.runs.store import Store
 from jurat.trainers import launch
 
 CHAIN = {
@@ -95,6 +96,11 @@ def test_full_fine_tuning_then_adapters_and_a_resume(tmp_path, path):
     assert changed == {"q_proj", "v_proj"}
     learnt = sum(each.numel() for each in weights(Path(whole.checkpoint), "adapter/adapter_model.safetensors").values())
     assert f"of rank 4: {learnt:,} parameters learn" in said
+
+    store = Store.open(None, tmp_path / "whole")
+    engines = [segment.versions["engine"] for segment in store.segments(store.run(whole.run))]
+    assert [engine["lora"] and engine["lora"]["rank"] for engine in engines] == [None, 4]
+    assert engines[1]["trainable"] == learnt and engines[1]["parameters"] == engines[0]["trainable"]
 
     checkpointing.export(Path(whole.checkpoint), tmp_path / "out", dtype=torch.float32)
     assert not (tmp_path / "out" / "adapter").exists()
