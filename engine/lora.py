@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from jurat.engine.learner import LocalLearner, Network
 from jurat.engine.tensorfile import read_tensors, record_digests, write_tensors
-from jurat.platform.errors import ConfigError, RunFailed, nearest
+from jurat.platform.errors import ConfigError, ModelError, RunFailed, nearest
 from jurat.platform.recipe import LoRA, Optim
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class Layout:
 def layout(folder: Path, lora: LoRA) -> Layout:
     """Find the layers that ``lora`` means in the model of an HF folder; no weights are read.
 
-    Raises ConfigError where peft is missing, or a target names no linear layer or one that peft refuses.
+    Raises ConfigError where peft is missing, or a target names no linear layer or one that peft refuses, and
+    ModelError where transformers does not know the model.
     """
     if importlib.util.find_spec("peft") is None:
         raise ConfigError("LoRA needs peft, which is not installed", where="lora", fix="pip install 'jurat[lora]'")
@@ -87,8 +88,12 @@ def layout(folder: Path, lora: LoRA) -> Layout:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"transformers does not know this model: {str(error).splitlines()[0]}", where=str(folder),
+                         fix="give a causal language model that transformers knows") from error  # fmt: skip
     head = model.get_output_embeddings()
     linear = {
         name: module
