@@ -74,7 +74,7 @@ class Controllers:
                 each.restore(state[name])
         if self.guard is not None and self.guard.limit < np.inf:
             note(
-                f"optim.resume_guard: gradients are clipped at {self.guard.limit:.3g} for the first {self.guard.left} "
+                f"optim.resume_guard: gradients are clipped at {self.guard.limit:.3g} at most for the first {self.guard.left} "
                 "updates, so that this run is no longer what it would have been without the stop"
             )
 

@@ -5,7 +5,6 @@ import math
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jurat.engine import checkpoint as checkpointing
-from jurat.engine.tensorfile import load_tensors
+from jurat.engine.tensorfile import digest_of, load_tensors
 from jurat.platform.config import override, validate
-from jurat.platform.errors import ConfigError
+from jurat.platform.errors import ConfigError, RunFailed
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.platform.types import (
@@ -41,7 +40,12 @@ from jurat.trainers.stability import AdaptiveKL, FixedKL, KLClip, ResumeGuard, R
 
 
 def recipe(algorithm=None, **given):
-    value = {"model": "m", "data": {"train": {"source": "generated"}}, "algorithm": {"name": "grpo", **(algorithm or {})}, **given}
+    value = {
+        "model": "m",
+        "data": {"train": {"source": "generated"}},
+        "algorithm": {"name": "grpo", **(algorithm or {})},
+        **given,
+    }
     return validate(value, where="test")
 
 
@@ -192,7 +196,9 @@ def test_another_reward_has_moments_of_its_own():
     made.normalised((group(100.0, 300.0),))
     other = build_controllers(recipe({"normalise": {"over": "running"}}), reward="sha256:other")
     other.restore(made.state(), [].append)
-    assert rewards_of(other.normalised((group(0.0, 1.0),)))[0] == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], rel=1e-5)
+    assert rewards_of(other.normalised((group(0.0, 1.0),)))[0] == pytest.approx(
+        [-math.sqrt(0.5), math.sqrt(0.5)], rel=1e-5
+    )
 
 
 # ---- KL ----
@@ -200,7 +206,11 @@ def test_another_reward_has_moments_of_its_own():
 
 def scores_of(groups, away):
     """Log-probs of a reference that is ``away`` nats per token below the sampler."""
-    return {"ref_logprobs": {s.rollout.id: s.rollout.sampler_logprobs - away * s.rollout.loss_mask for g in groups for s in g.scored}}
+    return {
+        "ref_logprobs": {
+            s.rollout.id: s.rollout.sampler_logprobs - away * s.rollout.loss_mask for g in groups for s in g.scored
+        }
+    }
 
 
 @pytest.mark.parametrize("place", ["loss", "reward"])
@@ -227,7 +237,10 @@ def test_a_fixed_coefficient_shows_its_kl_and_none_of_it_where_there_is_no_refer
     made, rule = controllers(part), build_algorithm(recipe(part))
     assert made.steer(rule.reference_kl(()), 0) == {}  # an empty batch
     assert made.steer(2.0, 4) == {"kl/reference": 2.0}
-    assert build_algorithm(recipe()).reference_kl(rule.samples((group(1.0, 0.0),), scores_of((group(1.0, 0.0),), 1))) is None
+    assert (
+        build_algorithm(recipe()).reference_kl(rule.samples((group(1.0, 0.0),), scores_of((group(1.0, 0.0),), 1)))
+        is None
+    )
     sft = build_algorithm(recipe({"name": "sft"}))
     assert sft.with_kl(0.0) is sft
     assert sft.reference_kl(sft.samples((group(1.0),), {})) is None
@@ -252,7 +265,7 @@ def test_the_limit_is_the_smaller_one():
     notes = []
     again.restore(json.loads(json.dumps(made.state(), allow_nan=False)), notes.append)
     assert again.clip_norm == 0.3
-    assert notes[0].startswith("optim.resume_guard: gradients are clipped at 0.3 for the first 1 updates")
+    assert notes[0].startswith("optim.resume_guard: gradients are clipped at 0.3 at most for the first 1 updates")
     again.observe(report(grad_norm=9.0, kl_sampler=0.1))
     assert again.clip_norm == pytest.approx(0.1)
     wide = Controllers(norm=1.0, clip=KLClip(1.0, target=0.01, high=3.0, decay=0.0))
@@ -411,11 +424,82 @@ def test_a_steered_run_resumes_bit_equal(place, tmp_path):
     assert state == again
     assert state["kl"]["coef"] == pytest.approx(screen.steps[-1].metrics["policy/kl_coef"], rel=0.2)
     assert state["normaliser"]["running"][whole_reward(whole)][0] == 6 * 16
-    for name in ("policy/kl_coef", "policy/clip_norm", "kl/reference", "reward/optimised", "policy/loss", "reward/mean"):
+    for name in (
+        "policy/kl_coef",
+        "policy/clip_norm",
+        "kl/reference",
+        "reward/optimised",
+        "policy/loss",
+        "reward/mean",
+    ):
         values = [each.metrics[name] for each in screen.steps]
         assert values == [each.metrics[name] for each in (*begun.steps, *rest.steps)], name
-        print(name, values)
         assert len(set(values)) > 2, (name, values)  # it moves, or nothing was shown
+    store = Store.open(None, tmp_path / "whole")
+    recorded = {row.scored.judgement.reward.value for row in read(store, store.run("r"), limit=None).records}
+    store.close()
+    assert recorded == {0.0, 1.0}  # as judged
+
+
+def test_the_guard_stands_for_the_first_updates_after_a_resume(tmp_path):
+    guard = {"optim": {"lr": 3e-3, "resume_guard": {"steps": 3, "quantile": 0.5, "factor": 0.1}}}
+    whole, screen = run(tmp_path / "whole", **guard)
+    assert {each.metrics["policy/clip_norm"] for each in screen.steps} == {1.0}
+    run(tmp_path / "parts", stop=3, **guard)
+    second, rest = resume(tmp_path / "parts")
+    updates = [update.metrics for each in rest.steps for update in each.updates]
+    before = [update.metrics["grad_norm"] for each in screen.steps[:3] for update in each.updates]
+    limit = 0.1 * float(np.quantile(before, 0.5))
+    assert [each["clip_norm"] for each in updates] == pytest.approx([limit] * 3 + [1.0] * 3)
+    assert any(
+        note.startswith(f"optim.resume_guard: gradients are clipped at {limit:.3g} at most for the first 3")
+        for note in rest.notes
+    )
+    assert not same(tensors(whole), tensors(second))  # what it is for; without the key they are equal, bit for bit
+    kept = checkpointing.state_of(Path(second.checkpoint))["controllers"]["guard"]["norms"]
+    assert kept == [*before, *(each["grad_norm"] for each in updates[3:])]
+
+
+def test_a_checkpoint_without_their_state_goes_on(tmp_path):
+    """Those written before there were controllers."""
+    whole, _ = run(tmp_path / "whole", steps=2)
+    first, _ = run(tmp_path / "parts", stop=1, steps=2)
+    folder = Path(first.checkpoint)
+    state, manifest = (json.loads((folder / name).read_text()) for name in ("state.json", "manifest.json"))
+    del state["source"]["controllers"]
+    (folder / "state.json").write_text(json.dumps(state))
+    manifest["files"]["state.json"] = digest_of(folder / "state.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    second, _ = resume(tmp_path / "parts")
+    assert second.state == "finished"
+    assert same(tensors(whole), tensors(second))
+
+
+def test_a_recipe_reaches_every_schedule_and_given_completions_have_no_sampler(tmp_path):
+    stages = [
+        {
+            "name": name,
+            "steps": 3,
+            "algorithm": {"name": "sft"},
+            "optim": {"lr": 8e-4, "schedule": name, "warmup_steps": 2},
+        }
+        for name in ("constant", "linear", "cosine")
+    ]
+    _, screen = run(tmp_path, stages=stages)
+    rates = [update.metrics["lr"] / 8e-4 for each in screen.steps for update in each.updates]
+    cosine = [0.5 + 0.5 * math.cos(math.pi * k / 4) for k in range(4)]
+    assert rates == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.5, 1, 1, 0.75, 0.5, 0.25, 0.5, 1, *cosine])
+    for each in screen.steps:
+        assert not {name for name in each.metrics if "logprob_diff" in name or "kl" in name or "clip_norm" in name}
+        assert each.metrics["policy/entropy"] > 0
+
+
+def test_non_finite_updates_are_counted_over_the_updates_of_a_step(tmp_path):
+    with pytest.raises(RunFailed, match=r"3 updates in a row had a non-finite loss or gradient"):
+        run(tmp_path, optim={"lr": 1e30, "resume_guard": {}}, algorithm={"name": "sft"})
+    store = Store.open(None, tmp_path)
+    assert store.run("r").state == "failed"
+    store.close()
 
 
 def whole_reward(outcome):

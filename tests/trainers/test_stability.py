@@ -127,7 +127,9 @@ def longest_step_after_a_resume(*, guarded, gradient=1.0, second_moments=1.0, st
     """After 40 gradients of norm about 1; those after the resume are ``gradient`` times as long, and the second moments
     of the checkpoint ``second_moments`` times what they were."""
     draw, settings = torch.Generator().manual_seed(0), Optim(lr=1.0, clip_norm=1e9)
-    before, after = (AdamW(torch.zeros(400), torch.zeros(400), num_matrix=0, optim=settings, total=99) for _ in range(2))
+    before, after = (
+        AdamW(torch.zeros(400), torch.zeros(400), num_matrix=0, optim=settings, total=99) for _ in range(2)
+    )
     guard, resumed = ResumeGuard(), ResumeGuard()
     for _ in range(40):
         before.grad.copy_(torch.randn(400, generator=draw) / 20)
