@@ -337,19 +337,10 @@ def test_a_checkpoint_from_before_they_were_there():
 
 # ---- whole runs ----
 
-RULES = """
-import jurat
-
-@jurat.verifier("mine", version="1")
-def mine(problem, completion):
-    return len(completion) % 3 == 0
-"""
-
 TINY = {
     "model": "tiny-random",
     "data": {"train": {"source": "generated:plain", "levels": [1], "size": 60}},
-    "verifiers": ["rules.py"],
-    "reward": {"members": [{"use": "mine"}]},
+    "reward": {"members": [{"use": "fluency"}]},  # of random text some is whole, most is not
     "optim": {"lr": 3e-3},
     "sampling": {"max_new_tokens": 6},
     "engine": {"dtype": "float32", "threads": 1},
@@ -381,8 +372,6 @@ class Screen:
 
 
 def run(home: Path, overrides=None, *, stop=None, **changes):
-    home.mkdir(exist_ok=True)
-    (home / "rules.py").write_text(RULES)
     made = validate(override({**TINY, **changes}, overrides or {}), where="test")
     screen = Screen(stop)
     return launch.train(made, home=home, base=home, reporter=screen, run_id="r"), screen
@@ -447,17 +436,19 @@ def test_the_guard_stands_for_the_first_updates_after_a_resume(tmp_path):
     assert {each.metrics["policy/clip_norm"] for each in screen.steps} == {1.0}
     run(tmp_path / "parts", stop=3, **guard)
     second, rest = resume(tmp_path / "parts")
-    updates = [update.metrics for each in rest.steps for update in each.updates]
-    before = [update.metrics["grad_norm"] for each in screen.steps[:3] for update in each.updates]
-    limit = 0.1 * float(np.quantile(before, 0.5))
-    assert [each["clip_norm"] for each in updates] == pytest.approx([limit] * 3 + [1.0] * 3)
-    assert any(
-        note.startswith(f"optim.resume_guard: gradients are clipped at {limit:.3g} at most for the first 3")
-        for note in rest.notes
+    taught, after = (
+        [update for each in steps for update in each.updates if update.tokens]
+        for steps in (screen.steps[:3], rest.steps)
     )
+    before = [update.metrics["grad_norm"] for update in taught]
+    limit = 0.1 * float(np.quantile(before, 0.5))
+    assert len(after) > 3
+    assert [u.metrics["clip_norm"] for u in after] == pytest.approx([limit] * 3 + [1.0] * (len(after) - 3))
+    said = f"optim.resume_guard: gradients are clipped at {limit:.3g} at most for the first 3"
+    assert any(note.startswith(said) for note in rest.notes)
     assert not same(tensors(whole), tensors(second))  # what it is for; without the key they are equal, bit for bit
     kept = checkpointing.state_of(Path(second.checkpoint))["controllers"]["guard"]["norms"]
-    assert kept == [*before, *(each["grad_norm"] for each in updates[3:])]
+    assert kept == [*before, *(update.metrics["grad_norm"] for update in after[3:])]
 
 
 def test_a_checkpoint_without_their_state_goes_on(tmp_path):
