@@ -1,6 +1,7 @@
 """From judged groups to samples: whole-batch mathematics. An algorithm is data: rules, objectives, an aggregation.
 
-Order: reward as judged -> shaping -> KL in the reward -> baseline and normalisation -> credit of steps -> mask.
+Order: reward as judged -> online normalisation (``controllers.py``) -> shaping -> KL in the reward -> baseline and
+normalisation -> credit of steps -> mask.
 """
 
 from __future__ import annotations
