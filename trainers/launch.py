@@ -29,6 +29,7 @@ from jurat.trainers import evaluate as evaluation
 from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.buffer import Buffer
+from jurat.trainers.controllers import build_controllers
 from jurat.trainers.data import load_sets, sampling_of, short_enough
 from jurat.trainers.limits import Limits
 from jurat.trainers.loop import Reached, Run
@@ -131,8 +132,9 @@ class Prepared:
 
 def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
-    build_algorithm(recipe)  # both refuse what makes no sense
+    build_algorithm(recipe)  # all three refuse what makes no sense
     build_allocator(recipe)
+    build_controllers(recipe)
     sets = load_sets(recipe, base=base)
     problems = [problem for each in sets.values() for problem in each.problems]
     with closing(_judge(recipe, base)) as judge:
@@ -311,6 +313,7 @@ class _Stage:
             )
             learners = {"policy": engine.learner}
             algorithm = build_algorithm(recipe)
+            controllers = build_controllers(recipe, reward=self.prepared.reward)
             for note in (_trainable(recipe, launch.home), *bias(recipe, algorithm)):
                 if note:
                     launch.reporter.note(note)
@@ -332,6 +335,7 @@ class _Stage:
                 state = checkpointing.state_of(Path(own.path))
                 source.restore(state["source"])
                 buffer.restored(state["planned"])
+                controllers.restore(state.get("controllers"), launch.reporter.note)
             store = checkpointing.FolderCheckpoints(
                 launch.checkpoints(self.name),
                 keep=recipe.checkpoint.keep,
@@ -360,6 +364,7 @@ class _Stage:
             reached = await run_loop(
                 run,
                 buffer=buffer,
+                controllers=controllers,
                 learners=learners,
                 scorers=scorers,
                 link=engine.link,

@@ -1,12 +1,13 @@
 """From judged groups to samples: whole-batch mathematics. An algorithm is data: rules, objectives, an aggregation.
 
-Order: reward as judged -> shaping -> KL in the reward -> baseline and normalisation -> credit of steps -> mask.
+Order: reward as judged -> online normalisation (``controllers.py``) -> shaping -> KL in the reward -> baseline and
+normalisation -> credit of steps -> mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -26,6 +27,7 @@ from jurat.trainers.advantages import (
 from jurat.trainers.aggregation import Aggregation, token_mean
 from jurat.trainers.allocation.posterior import Correctness
 from jurat.trainers.credit import CREDITS, Solution, gated
+from jurat.trainers.losses.policy import PolicyLoss
 from jurat.trainers.packing import pack
 from jurat.trainers.shaping import Shaping, token_rewards
 
@@ -169,6 +171,22 @@ class Algorithm:
             for scored, advantage in zip(group.scored, found, strict=True)
         )
 
+    def with_kl(self, coef: float) -> Algorithm:
+        """The same with another coefficient of the KL, in the reward or in the loss, wherever it has one."""
+        loss = self.objectives["policy"]
+        if self.kl_in_reward:
+            return replace(self, kl_in_reward=coef)
+        if isinstance(loss, PolicyLoss) and loss.kl_coef:
+            return replace(self, objectives={**self.objectives, "policy": replace(loss, kl_coef=coef)})
+        return self
+
+    def reference_kl(self, samples: Sequence[Sample]) -> float | None:
+        """Mean over samples of ``sum_t log pi(sampler) - log pi_ref``, nats per completion; None where nothing tells."""
+        if not self.objectives["policy"].sampled or "ref_logprobs" not in self.needs or not samples:
+            return None
+        moved = [_reference_kl(sample) for sample in samples]
+        return float(np.mean(moved))
+
     def shaped_mean(self, groups: Sequence[Group]) -> float:
         """Mean of the shaped rewards over all samples that learn: what is optimised, but for the KL."""
         found = np.concatenate([self._shaped(_learning(group)) for group in groups] or [np.zeros(0)])
@@ -215,6 +233,11 @@ class Algorithm:
             rollout_id=rollout.id,
             **{name: scores[name][rollout.id] for name in self.needs},
         )
+
+
+def _reference_kl(sample: Sample) -> float:
+    assert sample.ref_logprobs is not None
+    return float((sample.sampler_logprobs - sample.ref_logprobs)[sample.loss_mask].sum(dtype=np.float64))
 
 
 def _learning(group: Group) -> tuple[Scored, ...]:
