@@ -69,7 +69,10 @@ class Tally:
 
 
 class Network(Protocol):
-    """A causal language model with one flat float32 master [n] and gradient [n], matrices first."""
+    """A causal language model with one flat float32 master [n] and gradient [n], matrices first.
+
+    A critic is one too, with the value of each target's state (before the token is chosen) where a log-prob would be.
+    """
 
     @property
     def master(self) -> Tensor: ...
@@ -180,11 +183,14 @@ class LocalLearner(LocalScorer):
             "loss": tally.loss,
             "grad_norm": stepped["grad_norm"],
             "lr": stepped["lr"],
-            "entropy": tally.entropy / count,
-            "logprob_diff_mean": tally.diff / count,
-            "logprob_diff_max": tally.diff_max,
-            "kl_sampler": tally.kl / count,
         }
+        if self.role != "critic":  # its values are no log-probs
+            metrics |= {
+                "entropy": tally.entropy / count,
+                "logprob_diff_mean": tally.diff / count,
+                "logprob_diff_max": tally.diff_max,
+                "kl_sampler": tally.kl / count,
+            }
         return UpdateReport(
             role=self.role, metrics=metrics, tokens=tally.targets, forwarded_tokens=tally.forwarded, skipped=skipped,
             seconds={"forward_backward": halfway - began, "optimizer": time.perf_counter() - halfway},

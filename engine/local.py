@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ class LocalEngine:
     """The sampler itself: what it has to do at a publish depends on its own copies."""
     reference: Callable[[], Scorer]
     """Makes a scorer with a copy of the weights as they are now."""
+    critic: Callable[[Optim, int], LocalLearner]
+    """(settings, optimiser steps) -> a value model that begins with the policy's weights as they are now."""
     info: Mapping[str, Any]
     """For doctor and the run record: path and why, threads, dtype, parameters."""
 
@@ -54,7 +56,7 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
     reason = _why_simple(config, engine)
     make = _simple if reason else _fast
     compute.call(threads.set_up, count)
-    network, decoder, reference = compute.call(make, folder, engine, sampling)
+    network, decoder, reference, values = compute.call(make, folder, engine, sampling)
     sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
     learner = compute.call(LocalLearner, network, optim, total=total_steps, source=folder)
     info = {
@@ -72,7 +74,8 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
     }
     return LocalEngine(
         tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
-        reference=lambda: compute.call(reference), info=info,
+        reference=lambda: compute.call(reference),
+        critic=lambda optim, total: compute.call(_critic, values, network, optim, total, folder), info=info,
     )  # fmt: skip
 
 
@@ -89,7 +92,19 @@ def _why_simple(config: PretrainedConfig, engine: Engine) -> str:
     return reason
 
 
-Made = tuple[Network, Decoder, Callable[[], Scorer]]
+def _critic(make: Callable[[], Network], policy: Network, optim: Optim, total_steps: int, source: Path) -> LocalLearner:
+    network = make()
+    own = network.views()
+    with torch.no_grad():
+        for name, view in policy.views().items():
+            if name in own:
+                own[name].copy_(view)
+    network.refresh()
+    return LocalLearner(network, optim, total=total_steps, source=source, role="critic")
+
+
+Made = tuple[Network, Decoder, Callable[[], Scorer], Callable[[], Network]]
+"""The policy, its decoder, and what makes a copy that scores and a value model with a zero head."""
 
 
 def _fast(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
@@ -103,11 +118,16 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
         return LlamaNetwork(of, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing)
 
     decoder = LlamaDecoder(weights, native=engine.kernels == "auto")
-    return network(weights), decoder, lambda: LocalScorer(network(weights.copy()))
+
+    def values() -> LlamaNetwork:
+        shape = replace(weights.shape, values=True)
+        return network(FlatWeights(shape, dtype=weights.dtype, device=engine.device))
+
+    return network(weights), decoder, lambda: LocalScorer(network(weights.copy())), values
 
 
 def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
-    from jurat.engine.simple.learner import SimpleNetwork
+    from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork
     from jurat.engine.simple.sampler import SimpleDecoder
 
     dtype = getattr(torch, engine.dtype)
@@ -128,7 +148,11 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
             frozen.master.copy_(network.master)
         return LocalScorer(frozen)
 
-    return network, decoder, reference
+    def values() -> SimpleValueNetwork:
+        model = _load(folder, torch.float32, engine.device)
+        return SimpleValueNetwork(model, dtype=dtype, checkpointing=engine.activation_checkpointing)
+
+    return network, decoder, reference, values
 
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
