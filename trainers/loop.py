@@ -21,7 +21,7 @@ from jurat.platform.randomness import generator
 from jurat.platform.types import CheckpointRef, StepReport, UpdateReport
 from jurat.trainers.buffer import Buffer
 from jurat.trainers.limits import Limits
-from jurat.trainers.metrics import step_metrics
+from jurat.trainers.metrics import step_metrics, value_metrics
 from jurat.trainers.packing import pack, updates
 from jurat.trainers.samples import Algorithm, annotate
 
@@ -111,6 +111,8 @@ async def train(
         reports: list[UpdateReport] = []
         for part in updates(samples, epochs=run.epochs, per_epoch=run.updates_per_step, rng=run.rng(step, "updates")):
             for role, objective in algorithm.objectives.items():
+                if not algorithm.learns(role, step):
+                    continue
                 packed = pack(
                     part,
                     objective,
@@ -128,6 +130,7 @@ async def train(
         buffer.published(version)
         clock.lap("publish")
         metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(batch.groups)}
+        metrics |= value_metrics(samples)
         report = StepReport(
             step=step,
             version=version,
