@@ -70,7 +70,10 @@ class Tally:
 
 
 class Network(Protocol):
-    """A causal language model with one flat float32 master [n] and gradient [n], matrices first."""
+    """A causal language model with one flat float32 master [n] and gradient [n], matrices first.
+
+    A critic is one too, with the value of each target's state (before the token is chosen) where a log-prob would be.
+    """
 
     @property
     def master(self) -> Tensor: ...
@@ -186,7 +189,7 @@ class LocalLearner(LocalScorer):
             "loss": tally.loss,
             "grad_norm": stepped["grad_norm"],
             "lr": stepped["lr"],
-            "entropy": tally.entropy / count,
+            **({} if self.role == "critic" else {"entropy": tally.entropy / count}),
             **(moved if objective.sampled else {}),
             **({} if clip_norm is None else {"clip_norm": clip_norm}),
         }

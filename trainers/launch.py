@@ -267,6 +267,9 @@ class _Stage:
         """Go on from ``own`` (a checkpoint of this stage), else begin with the weights of ``parent`` or the model."""
         recipe, launch, sets = self.recipe, self.launch, self.prepared.sets
         first_step = own.step if own else 0
+        algorithm = build_algorithm(recipe)
+        critic = algorithm.critic
+        updates = recipe.epochs * recipe.updates_per_step
         for row in _bad_rows(sets):
             launch.reporter.note(f"skipped {row}")
         folder = models.resolve(recipe.model, launch.home)
@@ -280,7 +283,7 @@ class _Stage:
                         recipe.engine,
                         recipe.optim,
                         recipe.sampling,
-                        total_steps=recipe.steps * recipe.epochs * recipe.updates_per_step,
+                        total_steps=updates * (recipe.steps - (critic.warmup_steps if critic else 0)),
                         lora=recipe.lora,
                         seed=seed_of("lora", recipe.seed, self.name),
                     )
@@ -312,7 +315,6 @@ class _Stage:
                 RunLedger(launch.store, launch.run, self.name, segment, launch.run.folder, texts=recipe.tracking.texts)
             )
             learners = {"policy": engine.learner}
-            algorithm = build_algorithm(recipe)
             controllers = build_controllers(recipe, reward=self.prepared.reward)
             for note in (_trainable(recipe, launch.home), *bias(recipe, algorithm)):
                 if note:
@@ -320,6 +322,12 @@ class _Stage:
             if parent:
                 await checkpointing.load_into(Path(parent.path), learners, weights_only=True)
             scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
+            if critic:  # made after the parent's weights are there, since it begins from the policy's
+                settings = recipe.optim.model_copy(update={"lr": critic.lr})
+                learners["critic"] = engine.critic(settings, updates * recipe.steps)
+                if parent and (Path(parent.path) / "critic").is_dir():
+                    taught = {"critic": learners["critic"]}
+                    await checkpointing.load_into(Path(parent.path), taught, weights_only=True)
             if own:
                 await checkpointing.load_into(Path(own.path), learners)
             await engine.link.publish(first_step)

@@ -22,7 +22,7 @@ from jurat.platform.types import CheckpointRef, StepReport, UpdateReport
 from jurat.trainers.buffer import Buffer
 from jurat.trainers.controllers import Controllers
 from jurat.trainers.limits import Limits
-from jurat.trainers.metrics import step_metrics
+from jurat.trainers.metrics import step_metrics, value_metrics
 from jurat.trainers.packing import pack, updates
 from jurat.trainers.samples import Algorithm, annotate
 
@@ -114,6 +114,8 @@ async def train(
         reports: list[UpdateReport] = []
         for part in updates(samples, epochs=run.epochs, per_epoch=run.updates_per_step, rng=run.rng(step, "updates")):
             for role, objective in algorithm.objectives.items():
+                if not algorithm.learns(role, step):
+                    continue
                 packed = pack(
                     part,
                     objective,
@@ -133,7 +135,8 @@ async def train(
         buffer.published(version)
         clock.lap("publish")
         steered = controllers.steer(algorithm.reference_kl(samples), len(samples))
-        metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(groups)} | steered
+        metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(groups)}
+        metrics |= steered | value_metrics(samples)
         report = StepReport(
             step=step,
             version=version,
