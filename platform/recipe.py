@@ -17,6 +17,22 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def _named(default: str) -> BeforeValidator:
+    """``dapo`` is read as ``{name: dapo}``, and a mapping without a name as ``default``."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        return {"name": default, **value} if isinstance(value, dict) else value
+
+    return BeforeValidator(read)
+
+
+def _or_name(schema: dict[str, Any]) -> None:
+    """The JSON Schema of a choice by name, which may also be the bare name."""
+    schema["oneOf"].append({"type": "string", "enum": list(schema["discriminator"]["mapping"])})
+
+
 # ---- what is asked -----------------------------------------------------------------------------------------------
 
 
@@ -266,7 +282,11 @@ class KTO(Part):
     max_completion_tokens: int | None = Field(default=None, ge=2)
 
 
-Algorithm = Annotated[PolicyGradient | SFT | DPO | KTO, Field(discriminator="name")]
+Algorithm = Annotated[
+    Annotated[PolicyGradient | SFT | DPO | KTO, Field(discriminator="name", json_schema_extra=_or_name)],
+    _named("grpo"),
+]
+"""``algorithm: dapo`` is ``algorithm: {name: dapo}``; GRPO where no name is given."""
 
 
 class Uniform(Part):
@@ -365,14 +385,13 @@ class UntilMixed(Part):
         return prompts * self.max_samples
 
 
-def _named(value: Any) -> Any:
-    return {"name": "uniform", **value} if isinstance(value, dict) else value
-
-
 Allocation = Annotated[
-    Annotated[Uniform | Neyman | Difficulty | Dapo | UntilMixed, Field(discriminator="name")], BeforeValidator(_named)
+    Annotated[
+        Uniform | Neyman | Difficulty | Dapo | UntilMixed, Field(discriminator="name", json_schema_extra=_or_name)
+    ],
+    _named("uniform"),
 ]
-"""Uniform where no name is given."""
+"""``allocation: dapo`` is ``allocation: {name: dapo}``; uniform where no name is given."""
 
 
 class SamplingPart(Part):

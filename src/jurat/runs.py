@@ -131,7 +131,8 @@ def train(
         )
     base, given = Path.cwd(), None
     if isinstance(recipe, Recipe):
-        given = validate(override(recipe.model_dump(mode="json"), overrides or {}), where="jurat.train")
+        value = override(recipe.model_dump(mode="json"), overrides or {})
+        given = validate(value, where="jurat.train", given=overrides or {})
     elif recipe is not None:
         given, base = recipes.load(str(recipe), overrides or {})
     elif overrides:

@@ -187,6 +187,24 @@ def test_wrong_set(jurat: Any, given: str, said: str) -> None:
     assert done.code == 2 and said in done.err
 
 
+def test_what_set_got_wrong_is_no_fault_of_the_file(jurat: Any) -> None:
+    done = jurat("train", "quickstart", "--set", "algorithm.loss=cliped")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        "jurat: algorithm.loss: 'cliped' is none of clipped, gspo, cispo, plain. Did you mean 'clipped'?",
+        "  where: --set algorithm.loss=cliped",
+        "  fix:   write algorithm.loss: clipped",
+    ]
+
+
+def test_keys_of_a_source_are_told_alike(jurat: Any) -> None:
+    done = jurat("eval", "smollm2", "generated", "--set", "fraction=[0.5]")
+    assert (done.code, "fraction: got [0.5], expected a longer list" in done.err) == (2, True)
+    assert "where: --set fraction=[0.5]" in done.err
+    done = jurat("datasets", "show", "generated", "--bad-rows", "skp")
+    assert (done.code, "bad_rows: 'skp' is none of refuse, skip. Did you mean 'skip'?" in done.err) == (2, True)
+
+
 def test_missing_recipe_file(jurat: Any, tmp_path: Path) -> None:
     recipe(tmp_path)
     done = jurat("train", tmp_path / "recipes.yaml")

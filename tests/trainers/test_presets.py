@@ -223,7 +223,7 @@ def test_credit_of_steps():
             r"corrections\[0\].low 3.0 is not below its high 2.0",
         ),
         (named("grpo", credit={"name": "shaped"}), r"algorithm.credit.name 'shaped'.*reward.members has role process"),
-        (named("grpo", clip_low=-0.1), r"clip_low.*greater than 0"),
+        (named("grpo", clip_low=-0.1), r"clip_low.*more than 0"),
         (named("grpo", advantage="gae"), r"algorithm.*advantage.*gae"),
     ],
 )
