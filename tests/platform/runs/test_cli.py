@@ -128,6 +128,7 @@ def test_show(jurat: Any, finished: RunInfo) -> None:
     assert told["metrics"]["reward/mean"] == 0.75
     assert [e["accuracy"]["value"] for e in told["evaluations"]] == [0.2, 0.9]
     assert [c["digest"] for c in told["checkpoints"]] == ["sha256:cc"]
+    assert [(s["first_step"], told["step"]) for s in told["segments"]] == [(1, 2)]
     code, _, err = jurat("runs", "show", "on")
     assert code == 0
     code, _, err = jurat("runs", "show", "two")
@@ -139,7 +140,7 @@ def test_rollouts_worst_first(jurat: Any, finished: RunInfo) -> None:
     assert code == 0
     _harmless(out)
     lines = out.splitlines()
-    assert lines[0] == "#1  reward -1  step 1  problem p0  visit 0  sample 0, 4 tokens"
+    assert lines[0] == "#1  reward -1  step 2  problem p0  visit 0  sample 0, 4 tokens"
     assert lines[1] == "  problem     What is 7 + 5? (p0)"
     assert lines[2] == "  gold        12"
     assert lines[3] == "  completion  so 13"
@@ -161,7 +162,11 @@ def test_rollouts_filters_and_json(jurat: Any, finished: RunInfo) -> None:
     assert "(3500 more characters: --full)" in out
     assert "(fault: verifier)" in out
     assert "x" * 5000 in jurat("rollouts", "one", "--status", "timeout", "--full")[1]
-    assert "3 of 6" in jurat("rollouts", "one", "--step", "0", "--limit", "3")[1]
+    assert "3 of 6" in jurat("rollouts", "one", "--step", "1", "--limit", "3")[1]
+    told = json.loads(jurat("rollouts", "one", "--step", "2", "--json")[1])
+    assert (told["matched"], {row["step"] for row in told["rollouts"]}) == (2, {2})
+    code, _, err = jurat("rollouts", "one", "--step", "0")
+    assert (code, "--step" in err) == (2, True)
     assert json.loads(jurat("rollouts", "one", "--problem", "p1", "--json")[1])["matched"] == 3
     assert jurat("rollouts", "one", "--step", "7")[2] == "no such rollouts in run one\n"
     code, _, err = jurat("rollouts", "one", "--status", "incorect")
@@ -202,7 +207,7 @@ def test_watch_replays_a_finished_run(jurat: Any, finished: RunInfo) -> None:
     assert err.splitlines()[-1] == "run one is finished"
     code, out, _ = jurat("runs", "watch", "one", "--json")
     told = [json.loads(line) for line in out.splitlines()]
-    assert [t["step"] for t in told if "step" in t and "metrics" in t] == [0, 1]
+    assert [t["step"] for t in told if "step" in t and "metrics" in t] == [1, 2]
     assert told[-1] == {"run": "one", "state": "finished", "detail": ""}
 
 
