@@ -109,6 +109,7 @@ def ls(
 
 def _listed(store: Store, run: RunInfo) -> dict[str, Any]:
     last = store.last_metrics(run)
+    rewarded = bool(last) and _rewarded(run, last[0].stage)
     return {
         "run": run.id,
         "recipe": run.name,
@@ -116,15 +117,23 @@ def _listed(store: Store, run: RunInfo) -> dict[str, Any]:
         "detail": run.detail,
         "stage": last[0].stage if last else None,
         "step": last[0].step + 1 if last else None,
-        "reward": next((point.value for point in last if point.name == "reward/mean"), None),
+        "reward": next((point.value for point in last if rewarded and point.name == "reward/mean"), None),
         "created": run.created,
         "started": run.started,
         "ended": run.ended,
     }
 
 
+def _rewarded(run: RunInfo, stage: str) -> bool:
+    """Whether a stage samples: where it learns from given answers, the recorded reward is their label."""
+    from jurat.platform.recipe import SAMPLING
+
+    own = next((each for each in run.recipe.get("stages", ()) if each["name"] == stage), {})
+    return (own.get("algorithm") or run.recipe["algorithm"])["name"] in SAMPLING
+
+
 def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return "-" if value is None else f"{value:.3f}"
 
 
 # ---- runs show ---------------------------------------------------------------------------------------------------

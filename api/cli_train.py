@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jurat.api import terminal
-from jurat.platform.errors import ConfigError, JuratError
+from jurat.platform.errors import ConfigError, JuratError, install
 
 if TYPE_CHECKING:
     from jurat.trainers.launch import Outcome
@@ -126,7 +126,7 @@ def needs_engine() -> None:
     if absent:
         raise ConfigError(
             f"training needs {' and '.join(absent)}, which the core of jurat goes without", where="jurat train",
-            fix="pip install '.[train]' in the checkout (or 'jurat[train]' once it is released)",
+            fix=install("train"),
         )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ Words: prompts, samples and tokens. There are no mini, micro or global batch siz
 from __future__ import annotations
 
 from math import ceil
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -250,6 +250,10 @@ class PolicyGradient(Part):
     credit: Credit = Credit()
     critic: Critic | None = None
     """Of advantage ``gae`` only."""
+
+
+SAMPLING = frozenset(get_args(PolicyGradient.model_fields["name"].annotation))
+"""Names of the algorithms that sample and are rewarded; the others learn from what is given."""
 
 
 class SFT(Part):

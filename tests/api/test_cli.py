@@ -52,6 +52,11 @@ def test_module_and_script_are_one(tmp_path: Path) -> None:
     assert package.__version__ in done.stdout and "\x1b" not in done.stdout
 
 
+def test_version_alone(jurat: Any) -> None:
+    done = jurat("--version")
+    assert (done.code, done.out) == (0, f"jurat {package.__version__}\n")
+
+
 # ---- wrong usage -------------------------------------------------------------------------------------------------
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jurat.platform.config import override, parse_yaml, validate
-from jurat.platform.errors import ConfigError
+from jurat.platform.errors import SET_UP, ConfigError, install
 from jurat.platform.recipe import Dapo, Neyman, PolicyGradient, Recipe
 
 TOP = "model: m\ndata:\n  train: {source: generated}\n"
@@ -202,6 +203,15 @@ def test_wrong_by_an_override(given: Any, what: str, where: str) -> None:
     error = refused("", given)
     assert (error.what, error.where) == (what, where)
     assert error.fix
+
+
+def test_extras_come_from_the_checkout() -> None:
+    assert install("plot") == "make setup, or pip install -e '.[plot]' in the checkout of jurat"
+    assert install("hub") == "pip install -e '.[hub]' in the checkout of jurat"
+
+
+def test_make_setup_installs_what_is_said(root: Path) -> None:
+    assert f"EXTRAS ?= {','.join(SET_UP)}\n" in (root / "Makefile").read_text()
 
 
 def test_each_fault_has_its_own_place() -> None:

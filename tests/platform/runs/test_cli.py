@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,28 @@ def test_ls(jurat: Any, finished: RunInfo) -> None:
     assert jurat("runs", "ls", "--state", "failed")[0] == 0
     code, _, err = jurat("runs", "ls", "--state", "finishd")
     assert (code, "Did you mean 'finished'?" in err) == (2, True)
+
+
+def test_a_label_is_no_reward(jurat: Any, home: Path, step_report: Any) -> None:
+    """A stage that learns from given answers shows none, though their labels are recorded."""
+    store = Store.open(None, home)
+    stages = [{"name": "a", "steps": 1, "algorithm": "dpo"}, {"name": "b", "steps": 1}]
+    recipe = Recipe.model_validate(
+        {"model": "m", "data": {"train": {"source": "generated"}}, "algorithm": "sft", "stages": stages}
+    )
+    for name, algorithm in (("one", "sft"), ("two", "grpo")):
+        changed = Recipe.model_validate(recipe.model_dump() | {"algorithm": algorithm, "stages": []})
+        run = store.create_run(recipe=changed, recipe_digest="", reward_digest="", meta={}, run_id=name)
+        with closing(RunLedger(store, run, "", store.start_segment(run, first_step=0), run.folder)) as ledger:
+            ledger.record_step(step_report(0))
+    run = store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={}, run_id="three")
+    with closing(RunLedger(store, run, "a", store.start_segment(run, stage="a", first_step=0), run.folder)) as ledger:
+        ledger.record_step(step_report(0))
+    store.close()
+    rows = json.loads(jurat("runs", "ls", "--json")[1])["runs"]
+    rewards = {row["run"]: row["reward"] for row in rows}
+    assert rewards["one"] is None and rewards["three"] is None and rewards["two"] is not None
+    assert " - " in next(line for line in jurat("runs", "ls")[1].splitlines() if line.startswith("one"))
 
 
 def test_show(jurat: Any, finished: RunInfo) -> None:
