@@ -194,7 +194,7 @@ def evaluate(
     database: terminal.Database = None,
     as_json: terminal.AsJson = False,
 ) -> None:
-    """Measure a model on problems: accuracy, greedy accuracy and pass@k with 95 % intervals over problems."""
+    """Measure a model on problems: accuracy (mean score), the same greedily, pass@k; 95 % intervals over problems."""
     if temperature is not None and not temperature > 0:
         raise ConfigError(f"--temperature must be above 0, got {temperature:g}", where="--temperature",
                           fix="greedy accuracy is measured beside it in any case")  # fmt: skip

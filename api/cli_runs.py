@@ -7,7 +7,7 @@ Records count steps from 0, by the policy version that a step begins with; what 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -128,7 +128,8 @@ def _rewarded(run: RunInfo, stage: str) -> bool:
     """Whether a stage samples: where it learns from given answers, the recorded reward is their label."""
     from jurat.platform.recipe import SAMPLING
 
-    own = next((each for each in run.recipe.get("stages", ()) if each["name"] == stage), {})
+    stages: Sequence[Mapping[str, Any]] = run.recipe.get("stages", ())
+    own = next((each for each in stages if each["name"] == stage), run.recipe)
     return (own.get("algorithm") or run.recipe["algorithm"])["name"] in SAMPLING
 
 

@@ -299,6 +299,11 @@ class Uniform(Part):
     name: Literal["uniform"] = "uniform"
     samples_per_prompt: int = Field(default=8, ge=1)
 
+    @property
+    def fixed(self) -> bool:
+        """Whether each step takes exactly ``most`` samples; so in every part."""
+        return True
+
     def most(self, prompts: int) -> int:
         """Samples of a step of that many prompts, at most; so in every part."""
         return prompts * self.samples_per_prompt
@@ -327,6 +332,10 @@ class Neyman(Part):
                 f"{self.min_samples}, {self.samples_per_prompt}, {self.max_samples}"
             )
         return self
+
+    @property
+    def fixed(self) -> bool:
+        return self.cost == "samples"
 
     def most(self, prompts: int) -> int:
         return prompts * (self.samples_per_prompt if self.cost == "samples" else self.max_samples)
@@ -359,6 +368,10 @@ class Difficulty(Part):
         """At most."""
         return max(self.samples)
 
+    @property
+    def fixed(self) -> bool:
+        return False
+
     def most(self, prompts: int) -> int:
         return prompts * max(n + (n == 1) for n in self.samples)  # a single sample may bring a greedy one
 
@@ -373,6 +386,10 @@ class Dapo(Part):
     max_refills: int = Field(default=4, ge=0)
     """Rounds of drawing after the first; then the batch is short."""
 
+    @property
+    def fixed(self) -> bool:
+        return False
+
     def most(self, prompts: int) -> int:
         return ceil(self.oversample * prompts) * (1 + self.max_refills) * self.samples_per_prompt
 
@@ -384,6 +401,10 @@ class UntilMixed(Part):
     samples_per_prompt: int = Field(default=4, ge=2)
     """Of each round."""
     max_samples: int = Field(default=64, ge=2)
+
+    @property
+    def fixed(self) -> bool:
+        return False
 
     def most(self, prompts: int) -> int:
         return prompts * self.max_samples
