@@ -41,6 +41,23 @@ def test_lines_without_a_terminal(trained: Any) -> None:
     assert "Warning" not in trained.err and "no checkpoint before" not in trained.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "version", "recipes ls", "recipes show tiny", "recipes show --schema", "models ls", "models fetch tiny-random",
+        "runs ls", "runs show latest", "runs verify latest", "rollouts latest --limit 2", "db upgrade", "datasets ls",
+        "datasets show generated", "datasets check generated --size 9", "verifiers ls", "verifiers show math",
+        "verifiers diff math number", "verify math --gold 1 --answer 1", "audit math --metamorphic --pairs 9",
+        "runs show nowhere", "datasets show nosuch.csv", "verify math --gold 1", "runs shwo",
+    ],
+)  # fmt: skip
+def test_json_is_one_document(jurat: Any, trained: Any, words: str) -> None:
+    """Of what succeeds and of what fails."""
+    done = jurat(*words.split(), "--json", "--home", trained.home)
+    assert done.json is not None
+    assert (done.code == 0) is not ("error" in done.json)
+
+
 def test_dry_run_trains_nothing(jurat: Any, small: Path, tmp_path: Path) -> None:
     done = jurat("train", small, "--dry-run", "--json")
     assert done.code == 0
