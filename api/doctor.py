@@ -40,6 +40,7 @@ CORE = (
 TRAIN = ("torch", "transformers", "safetensors", "jinja2")
 OPTIONAL = {
     "matplotlib": ("jurat plot", "plot"),
+    "peft": ("LoRA", "lora"),
     "gguf": ("jurat models fetch smollm2", "demo"),
     "fastapi": ("the coming REST service", "api"),
     "datasets": ("data sets of the Hub", "hub"),

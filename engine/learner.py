@@ -206,9 +206,12 @@ class LocalLearner(LocalScorer):
             "model.safetensors": write_tensors(folder / "model.safetensors", self.network.views()),
             "optimizer.safetensors": write_tensors(folder / "optimizer.safetensors", self.optimizer.tensors()),
         }
-        state = {"role": self.role, "optimizer": dict(self.optimizer.counters())}
-        (folder / "learner.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
+        (folder / "learner.json").write_text(json.dumps(self.state(), indent=2, sort_keys=True) + "\n")
         record_digests(folder, digests)
+
+    def state(self) -> dict[str, Any]:
+        """What ``learner.json`` holds."""
+        return {"role": self.role, "optimizer": dict(self.optimizer.counters())}
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Continue from ``save``; ``weights_only`` takes the model and starts its optimiser and schedule anew."""

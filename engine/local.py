@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -14,10 +15,11 @@ from jurat.engine import compute, threads
 from jurat.engine.batching import BatchedSampler
 from jurat.engine.decoding import Decoder
 from jurat.engine.learner import LocalLearner, LocalScorer, Network
+from jurat.engine.lora import AdaptedNetwork, Layout, LoRALearner, layout
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.ports import Scorer
-from jurat.platform.recipe import Engine, Optim, SamplingPart
+from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -39,8 +41,17 @@ class LocalEngine:
         self.sampler.close()
 
 
-def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *, total_steps: int) -> LocalEngine:
-    """Load a checked model folder. Raises ModelError or ConfigError.
+def build(
+    folder: Path,
+    engine: Engine,
+    optim: Optim,
+    sampling: SamplingPart,
+    *,
+    total_steps: int,
+    lora: LoRA | None = None,
+    seed: int = 0,
+) -> LocalEngine:
+    """Load a checked model folder. Raises ModelError or ConfigError. ``seed`` is that of adapters.
 
     Sampler and learner share the working copy of the weights, or the sampler keeps one in its own format that
     ``link.publish`` makes anew.
@@ -54,14 +65,24 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
     reason = _why_simple(config, engine)
     make = _simple if reason else _fast
     compute.call(threads.set_up, count)
-    network, decoder, reference = compute.call(make, folder, engine, sampling)
+    adapters = layout(folder, lora) if lora else None
+    network, decoder, reference = compute.call(make, folder, engine, sampling, adapters)
     sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
-    learner = compute.call(LocalLearner, network, optim, total=total_steps, source=folder)
+    learner: LocalLearner
+    if adapters:
+        adapted = cast(AdaptedNetwork, network)
+        learner = compute.call(
+            LoRALearner, adapted, optim, total=total_steps, source=folder, layout=adapters, seed=seed
+        )
+    else:
+        learner = compute.call(LocalLearner, network, optim, total=total_steps, source=folder)
     info = {
         "path": "simple" if reason else "fast",
         "why": reason,
         "model": config.model_type,
-        "parameters": network.master.numel(),
+        "parameters": adapters.parameters if adapters else network.master.numel(),
+        "trainable": network.master.numel(),
+        "lora": lora.model_dump() if lora else None,
         "dtype": engine.dtype,
         "kernels": decoder.kernels,
         "device": engine.device,
@@ -92,7 +113,7 @@ def _why_simple(config: PretrainedConfig, engine: Engine) -> str:
 Made = tuple[Network, Decoder, Callable[[], Scorer]]
 
 
-def _fast(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
+def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
     from jurat.engine.llama.learner import LlamaNetwork
     from jurat.engine.llama.sampler import LlamaDecoder
     from jurat.engine.llama.weights import FlatWeights
@@ -102,17 +123,30 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
     def network(of: FlatWeights) -> LlamaNetwork:
         return LlamaNetwork(of, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing)
 
+    if adapters:
+        from jurat.engine.llama.lora import LlamaLoRA
+
+        adapted = LlamaLoRA(
+            weights, adapters, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
+        )
+        decoder = LlamaDecoder(adapted.weights, native=engine.kernels == "auto")
+        return adapted, decoder, lambda: LocalScorer(network(adapted.weights.apart()))
     decoder = LlamaDecoder(weights, native=engine.kernels == "auto")
     return network(weights), decoder, lambda: LocalScorer(network(weights.copy()))
 
 
-def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
+def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
     from jurat.engine.simple.learner import SimpleNetwork
     from jurat.engine.simple.sampler import SimpleDecoder
 
     dtype = getattr(torch, engine.dtype)
     learning = _load(folder, torch.float32, engine.device)
-    network = SimpleNetwork(
+    make: Callable[..., SimpleNetwork] = SimpleNetwork
+    if adapters:
+        from jurat.engine.simple.lora import BareScorer, SimpleLoRA
+
+        make = partial(SimpleLoRA, layout=adapters)
+    network = make(
         learning, dtype=dtype, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
     )
     if dtype == torch.float32:
@@ -121,6 +155,8 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
         decoder = SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
 
     def reference() -> Scorer:
+        if adapters:
+            return BareScorer(network)
         frozen = SimpleNetwork(
             _load(folder, torch.float32, engine.device), dtype=dtype, temperature=sampling.temperature
         )

@@ -527,6 +527,7 @@ class Stage(Part):
     allocation: Allocation | None = None
     sampling: SamplingPart | None = None
     optim: Optim | None = None
+    lora: LoRA | None = None
     reward: RewardPart | None = None
     evaluate: Evaluate | None = None
     checkpoint: CheckpointPart | None = None

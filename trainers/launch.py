@@ -13,11 +13,12 @@ from jurat.datasets.check import check_gold, refuse_failed
 from jurat.datasets.cursor import ShuffledSource
 from jurat.datasets.load import ProblemSet
 from jurat.engine import checkpoint as checkpointing
-from jurat.engine import local, models
+from jurat.engine import local, lora, models
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import GroupSource, Judge, Reporter
+from jurat.platform.randomness import seed_of
 from jurat.platform.recipe import SFT, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
@@ -86,6 +87,8 @@ def train(
     assert recipe is not None
     recipe = filled(recipe)
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
+    for each in prepared:
+        _trainable(each.recipe, home)  # refuses unknown layers of any stage before the first one is trained
     rewards = [each.reward for each in prepared]
     run = found or store.create_run(
         recipe=recipe,
@@ -151,6 +154,15 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
 
 def _judge(recipe: Recipe, base: Path) -> LocalJudge:
     return build_judge(recipe.reward, user_files=[base / file for file in recipe.verifiers])
+
+
+def _trainable(recipe: Recipe, home: Path) -> str:
+    """What share of a stage's model learns, '' if all of it does."""
+    if recipe.lora is None:
+        return ""
+    found = lora.layout(models.resolve(recipe.model, home), recipe.lora)
+    share = found.trainable / found.parameters
+    return f"LoRA of rank {found.rank}: {found.trainable:,} parameters learn, {share:.2%} of the model's {found.parameters:,}"
 
 
 def _bad_rows(sets: Mapping[str, ProblemSet]) -> list[str]:
@@ -269,6 +281,8 @@ class _Stage:
                         recipe.optim,
                         recipe.sampling,
                         total_steps=recipe.steps * recipe.epochs * recipe.updates_per_step,
+                        lora=recipe.lora,
+                        seed=seed_of("lora", recipe.seed, self.name),
                     )
                 )
             )
@@ -299,8 +313,9 @@ class _Stage:
             )
             learners = {"policy": engine.learner}
             algorithm = build_algorithm(recipe)
-            for note in bias(recipe, algorithm):
-                launch.reporter.note(note)
+            for note in (_trainable(recipe, launch.home), *bias(recipe, algorithm)):
+                if note:
+                    launch.reporter.note(note)
             if parent:
                 await checkpointing.load_into(Path(parent.path), learners, weights_only=True)
             scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
@@ -437,6 +452,8 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
         teaches = isinstance(stage.algorithm, SFT)
         samples = stage.prompts_per_step if teaches else stage.allocation.most(stage.prompts_per_step)
         notes += [] if teaches else bias(stage, build_algorithm(stage))
+        learns = _trainable(stage, home)
+        notes += [f"{name}: {learns}" if name else learns] if learns else []
         out.append(
             {
                 "stage": name,

@@ -44,8 +44,8 @@ class Head:
             logprobs[block.targets], entropy[block.targets], _ = self._reduce(block, tokens[block.targets])
         return logprobs, entropy
 
-    def backward(self, hidden: Tensor, tokens: Tensor, plan: Plan, slopes: Slopes, into: Tensor) -> Tensor:
-        """Add d loss / d weight to ``into`` [V, H] and return d loss / d hidden [U, H].
+    def backward(self, hidden: Tensor, tokens: Tensor, plan: Plan, slopes: Slopes, into: Tensor | None) -> Tensor:
+        """Add d loss / d weight to ``into`` [V, H], if there is one, and return d loss / d hidden [U, H].
 
         ``slopes`` is called once for each target, in order.
         """
@@ -61,7 +61,8 @@ class Head:
             if block.chunk is not None:
                 rows, gradient = block.chunk
                 torch.mm(gradient, self.weight, out=result[rows])
-                accumulate(into, gradient, hidden[rows])
+                if into is not None:
+                    accumulate(into, gradient, hidden[rows])
         return result
 
     def _blocks(self, hidden: Tensor, plan: Plan) -> Iterator[_Block]:

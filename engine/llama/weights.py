@@ -207,6 +207,12 @@ class FlatWeights:
         made.refresh_working()
         return made
 
+    def apart(self) -> FlatWeights:
+        """The same master, with a working copy of its own, in float32 too: one that may come to differ from it."""
+        made = FlatWeights.__new__(FlatWeights)
+        vars(made).update(vars(self), working=self.master.to(self.dtype, copy=True))
+        return made
+
     def read(self, folder: Path) -> None:
         """Replace the master by the weights of an HF folder, and refresh the working copy."""
         self._fill(_tensors(folder), where=str(folder))

@@ -4,7 +4,7 @@ other architectures. Autograd does the gradients; float32 masters, computation u
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -42,14 +42,18 @@ class SimpleNetwork:
     ) -> None:
         self.model, self.dtype, self.temperature, self.chunk = model, dtype, temperature, chunk
         _silence(model, checkpointing=checkpointing)
-        self.master, self.num_matrix = _flatten(model)
+        self.master, self.num_matrix = _flatten(self.learned())
         self.packs = self._check()
+
+    def learned(self) -> Iterable[nn.Parameter]:
+        """The parameters that the master holds."""
+        return self.model.parameters()
 
     @cached_property
     def grad(self) -> Tensor:
         grad = torch.zeros_like(self.master)
         start = self.master.storage_offset()
-        for parameter in self.model.parameters():
+        for parameter in self.learned():
             at = parameter.storage_offset() - start
             parameter.grad = grad[at : at + parameter.numel()].view_as(parameter)
         return grad
@@ -133,9 +137,9 @@ def _instead_of_blocks(model: PreTrainedModel, outputs: ModelOutput) -> Iterator
         del blocks.forward
 
 
-def _flatten(model: nn.Module) -> tuple[Tensor, int]:
-    """Move all parameters into one flat float32 buffer, matrices first: (buffer, how many are in matrices)."""
-    parameters = sorted(model.parameters(), key=lambda parameter: parameter.dim() < 2)  # stable; tied ones come once
+def _flatten(learned: Iterable[nn.Parameter]) -> tuple[Tensor, int]:
+    """Move parameters into one flat float32 buffer, matrices first: (buffer, how many are in matrices)."""
+    parameters = sorted(learned, key=lambda parameter: parameter.dim() < 2)  # stable; tied ones come once
     flat = torch.empty(sum(parameter.numel() for parameter in parameters), device=parameters[0].device)
     at = num_matrix = 0
     for parameter in parameters:
