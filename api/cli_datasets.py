@@ -253,10 +253,12 @@ def _of_recipe(name: str) -> list[Named]:
 
 def _source(name: str, given: _Given) -> Source:
     """A source from options; the columns of a file are guessed where none is given."""
+    from pydantic import ValidationError
+
     from jurat.datasets import generated
     from jurat.datasets.load import find_path
-    from jurat.platform.errors import ConfigError
-    from jurat.platform.recipe import Fields, Source
+    from jurat.platform.config import refusal
+    from jurat.platform.recipe import Source
 
     keys: dict[str, Any] = {
         "source": name, "size": given.size, "seed": given.seed, "split": given.split, "verifier": given.verifier,
@@ -275,12 +277,9 @@ def _source(name: str, given: _Given) -> Source:
             mapped = {**guessed, **mapped}
         keys["fields"] = mapped
     try:
-        source = Source.model_validate(keys)
-    except ValueError as error:
-        faults: list[Any] = getattr(error, "errors", list)()
-        said = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in faults) or str(error)
-        raise ConfigError(said, where="jurat datasets", fix="jurat datasets show --help") from None
-    return source.model_copy(update={"fields": Fields.model_validate(keys.get("fields", {}))})
+        return Source.model_validate(keys)
+    except ValidationError as error:
+        raise refusal(error, keys, Source, where=f"jurat datasets {name}") from None
 
 
 def _numbers(text: str, option: str, kind: type[int] | type[float]) -> tuple[float, ...]:

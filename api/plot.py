@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jurat.api.terminal import clean
-from jurat.platform.errors import ConfigError
+from jurat.platform.errors import ConfigError, install
 
 if TYPE_CHECKING:
     from jurat.platform.recipe import Recipe
@@ -61,7 +61,7 @@ def plot_run(run: str, out: Path, *, home: Path, database: str | None = None) ->
 
 def read(run: str, home: Path, database: str | None = None) -> tuple[Curve, str]:
     """The curve of a run as recorded, and its id."""
-    from jurat.platform.recipe import Recipe
+    from jurat.platform.recipe import SAMPLING, Recipe
     from jurat.platform.runs.store import Store
 
     store = Store.open(database, home)
@@ -79,7 +79,7 @@ def read(run: str, home: Path, database: str | None = None) -> tuple[Curve, str]
     stages = recipe.staged()
     starts = accumulate((part.steps for _, part in stages), initial=0)
     offsets = {name: start for (name, _), start in zip(stages, starts, strict=False)}
-    teaches = {name for name, part in stages if part.algorithm.name == "sft"}
+    teaches = {name for name, part in stages if part.algorithm.name not in SAMPLING}
 
     def series(metric: str, *, taught: bool) -> tuple[list[int], list[float]]:
         chosen = [p for p in points if p.name == metric and (p.stage in teaches) is taught]
@@ -122,7 +122,7 @@ def draw(curve: Curve, out: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("matplotlib is not installed", where="jurat plot", fix="pip install 'jurat[plot]'") from None
+        raise ConfigError("matplotlib is not installed", where="jurat plot", fix=install("plot")) from None
 
     figure = Figure(figsize=(8.0, 8.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 from jurat.api.summary import evaluation_line
 from jurat.api.terminal import clean
 from jurat.platform.ports import Reporter
-from jurat.platform.recipe import Recipe
+from jurat.platform.recipe import SAMPLING, Recipe
 from jurat.platform.types import Evaluation, StepReport
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class History:
     @property
     def teaches(self) -> bool:
         """True while it learns from given answers: there is no reward to show."""
-        return self.algorithm == "sft"
+        return self.algorithm not in SAMPLING
 
     @property
     def done(self) -> int:
@@ -248,7 +248,7 @@ class LineScreen:
         self._history.start(run_id=run_id, stage=stage, recipe=recipe, first_step=first_step, last_step=last_step)
         name = f"{clean(recipe.name)}: " if recipe.name else ""
         at = f"stage {clean(stage)}, " if stage else ""
-        steps = f"steps {first_step} to {last_step}"
+        steps = f"steps {first_step + 1} to {last_step}" if first_step < last_step else f"all {last_step} steps done"
         self._say(f"run {clean(run_id)}: {name}{at}{recipe.algorithm.name} on {clean(recipe.model)}, {steps}")
 
     def step(self, report: StepReport) -> None:

@@ -83,7 +83,7 @@ def layout(folder: Path, lora: LoRA) -> Layout:
     ModelError where transformers does not know the model.
     """
     if importlib.util.find_spec("peft") is None:
-        raise ConfigError("LoRA needs peft, which is not installed", where="lora", fix="pip install 'jurat[lora]'")
+        raise ConfigError("LoRA needs peft, which is not installed", where="lora", fix=install("lora"))
     from peft import inject_adapter_in_model
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D

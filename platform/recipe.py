@@ -6,7 +6,7 @@ Words: prompts, samples and tokens. There are no mini, micro or global batch siz
 from __future__ import annotations
 
 from math import ceil
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -15,6 +15,22 @@ class Part(BaseModel):
     """Base of every part: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _named(default: str) -> BeforeValidator:
+    """``dapo`` is read as ``{name: dapo}``, and a mapping without a name as ``default``."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        return {"name": default, **value} if isinstance(value, dict) else value
+
+    return BeforeValidator(read)
+
+
+def _or_name(schema: dict[str, Any]) -> None:
+    """The JSON Schema of a choice by name, which may also be the bare name."""
+    schema["oneOf"].append({"type": "string", "enum": list(schema["discriminator"]["mapping"])})
 
 
 # ---- what is asked -----------------------------------------------------------------------------------------------
@@ -236,6 +252,10 @@ class PolicyGradient(Part):
     """Of advantage ``gae`` only."""
 
 
+SAMPLING = frozenset(get_args(PolicyGradient.model_fields["name"].annotation))
+"""Names of the algorithms that sample and are rewarded; the others learn from what is given."""
+
+
 class SFT(Part):
     """Cross-entropy on the solution of each problem (``columns["solution"]``, else the reference)."""
 
@@ -266,7 +286,11 @@ class KTO(Part):
     max_completion_tokens: int | None = Field(default=None, ge=2)
 
 
-Algorithm = Annotated[PolicyGradient | SFT | DPO | KTO, Field(discriminator="name")]
+Algorithm = Annotated[
+    Annotated[PolicyGradient | SFT | DPO | KTO, Field(discriminator="name", json_schema_extra=_or_name)],
+    _named("grpo"),
+]
+"""``algorithm: dapo`` is ``algorithm: {name: dapo}``; GRPO where no name is given."""
 
 
 class Uniform(Part):
@@ -274,6 +298,11 @@ class Uniform(Part):
 
     name: Literal["uniform"] = "uniform"
     samples_per_prompt: int = Field(default=8, ge=1)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether each step takes exactly ``most`` samples; so in every part."""
+        return True
 
     def most(self, prompts: int) -> int:
         """Samples of a step of that many prompts, at most; so in every part."""
@@ -303,6 +332,10 @@ class Neyman(Part):
                 f"{self.min_samples}, {self.samples_per_prompt}, {self.max_samples}"
             )
         return self
+
+    @property
+    def fixed(self) -> bool:
+        return self.cost == "samples"
 
     def most(self, prompts: int) -> int:
         return prompts * (self.samples_per_prompt if self.cost == "samples" else self.max_samples)
@@ -335,6 +368,10 @@ class Difficulty(Part):
         """At most."""
         return max(self.samples)
 
+    @property
+    def fixed(self) -> bool:
+        return False
+
     def most(self, prompts: int) -> int:
         return prompts * max(n + (n == 1) for n in self.samples)  # a single sample may bring a greedy one
 
@@ -349,6 +386,10 @@ class Dapo(Part):
     max_refills: int = Field(default=4, ge=0)
     """Rounds of drawing after the first; then the batch is short."""
 
+    @property
+    def fixed(self) -> bool:
+        return False
+
     def most(self, prompts: int) -> int:
         return ceil(self.oversample * prompts) * (1 + self.max_refills) * self.samples_per_prompt
 
@@ -361,18 +402,21 @@ class UntilMixed(Part):
     """Of each round."""
     max_samples: int = Field(default=64, ge=2)
 
+    @property
+    def fixed(self) -> bool:
+        return False
+
     def most(self, prompts: int) -> int:
         return prompts * self.max_samples
 
 
-def _named(value: Any) -> Any:
-    return {"name": "uniform", **value} if isinstance(value, dict) else value
-
-
 Allocation = Annotated[
-    Annotated[Uniform | Neyman | Difficulty | Dapo | UntilMixed, Field(discriminator="name")], BeforeValidator(_named)
+    Annotated[
+        Uniform | Neyman | Difficulty | Dapo | UntilMixed, Field(discriminator="name", json_schema_extra=_or_name)
+    ],
+    _named("uniform"),
 ]
-"""Uniform where no name is given."""
+"""``allocation: dapo`` is ``allocation: {name: dapo}``; uniform where no name is given."""
 
 
 class SamplingPart(Part):

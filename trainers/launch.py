@@ -42,6 +42,8 @@ from jurat.verifiers.judge import LocalJudge, build_judge
 
 MEASURED = frozenset({"held_out", "unseen"})
 """Sets that are evaluated, not trained on."""
+LONG = 50
+"""Steps that one would not like to lose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +353,11 @@ class _Stage:
                 meta={"run": launch.run.id, "stage": self.name, "recipe": digest(recipe), **identity},
             )
             measure = self._evaluator(engine, judge, kept, ledger)
+            if recipe.checkpoint.every is None and recipe.steps - first_step > LONG:
+                launch.reporter.note(
+                    f"no checkpoint before step {recipe.steps} (checkpoint.every is not set): Ctrl-C once makes one, "
+                    "twice loses the steps of this stage"
+                )
             launch.reporter.start(
                 run_id=launch.run.id, stage=self.name, recipe=recipe, first_step=first_step, last_step=recipe.steps
             )
@@ -467,7 +474,8 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
                 "steps": stage.steps,
                 "problems": {key: len(problems) for key, problems in kept.items()},
                 "bad_rows": _bad_rows(sets),
-                "samples_per_step": samples,
+                "samples_per_step": samples if teaches or stage.allocation.fixed else None,
+                "samples_per_step_at_most": samples,
                 "max_new_tokens_per_step": samples * stage.sampling.max_new_tokens,
                 "example": kept["train"][0].messages[-1].content,
             }

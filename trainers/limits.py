@@ -38,7 +38,7 @@ class Limits:
                 "no verdict",
             )
             raise RunFailed(
-                f"{len(without)} of {len(scored)} samples of step {batch.step} got no score "
+                f"{len(without)} of {len(scored)} samples of step {batch.step + 1} got no score "
                 f"({dict(statuses)}; limit {self.max_undecided:.0%}). First: {example}",
                 where="reward.max_undecided",
                 fix="jurat rollouts RUN --worst 10 shows them; mend the verifier or the data",
@@ -47,7 +47,7 @@ class Limits:
         if "cut" not in self.warned and scored and cut / len(scored) > 0.5:
             self.warned.add("cut")
             reporter.note(
-                f"warning: {cut} of {len(scored)} answers of step {batch.step} were cut at sampling.max_new_tokens = "
+                f"warning: {cut} of {len(scored)} answers of step {batch.step + 1} were cut at sampling.max_new_tokens = "
                 f"{self.max_new_tokens}; they seldom hold an answer. Raise it, or ask for shorter answers in prompt.suffix"
             )
 

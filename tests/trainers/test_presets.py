@@ -224,7 +224,7 @@ def test_credit_of_steps():
             r"corrections\[0\].low 3.0 is not below its high 2.0",
         ),
         (named("grpo", credit={"name": "shaped"}), r"algorithm.credit.name 'shaped'.*reward.members has role process"),
-        (named("grpo", clip_low=-0.1), r"clip_low.*greater than 0"),
+        (named("grpo", clip_low=-0.1), r"clip_low.*more than 0"),
         (named("grpo", advantage="gae"), r"algorithm.advantage 'gae' .* algorithm.critic is not given"),
         (named("grpo", critic={}), r"algorithm.critic is read by advantage 'gae' .* algorithm.advantage is 'grpo'"),
         (named("ppo", advantage="rloo", critic={}), r"algorithm.critic .* algorithm.advantage is 'rloo'"),
@@ -235,7 +235,7 @@ def test_credit_of_steps():
             r"allocation.single 'greedy' .* algorithm.advantage 'gae'",
         ),
         (named("ppo", loss="plain"), r"algorithm.name 'ppo' with algorithm.loss 'plain'.*updates_per_step"),
-        (named("ppo", critic={"lam": 1.5}), r"lam.*less than or equal to 1"),
+        (named("ppo", critic={"lam": 1.5}), r"lam.*at most 1"),
     ],
 )
 def test_what_makes_no_sense_names_both_keys(given, said):
