@@ -163,9 +163,9 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         skipped = len(stage["bad_rows"])
         typer.echo(f"\nstage   {stage['stage'] or '(only one)'}: {stage['algorithm']}, {stage['steps']} steps")
         typer.echo(f"data    {sets} problems" + (f"; {skipped} rows skipped" if skipped else ""))
-        typer.echo(
-            f"step    {stage['samples_per_step']} samples, at most {stage['max_new_tokens_per_step']:,} new tokens"
-        )
+        new = stage["max_new_tokens_per_step"]
+        told = f"{stage['samples_per_step']} samples, at most {new:,} new tokens" if new else "given completions"
+        typer.echo(f"step    {told}")
         typer.echo(f"asks    {terminal.clean(stage['example'], 160)}")
     if plan["notes"]:
         typer.echo("")

@@ -268,6 +268,9 @@ class KTO(Part):
 
 Algorithm = Annotated[PolicyGradient | SFT | DPO | KTO, Field(discriminator="name")]
 
+OFFLINE = frozenset({"sft", "dpo", "kto"})
+"""Names of the algorithms that learn from given completions: nothing is sampled and nothing judged."""
+
 
 class Uniform(Part):
     """The same number of samples for every prompt."""

@@ -104,7 +104,11 @@ async def train(
         ledger.record_batch(batch)  # evidence first, then judgement
         run.limits.check(batch, reporter)
         scores = await annotate(
-            batch.groups, algorithm.needs, {**scorers, **learners}, tokens=run.tokens_per_microbatch
+            batch.groups,
+            algorithm.needs,
+            {**scorers, **learners},
+            tokens=run.tokens_per_microbatch,
+            baselines=algorithm.point_needs,
         )
         clock.lap("score")
         samples = algorithm.samples(batch.groups, scores)
@@ -118,6 +122,7 @@ async def train(
                     ranks=learners[role].ranks,
                     tokens=run.tokens_per_microbatch,
                     constant=algorithm.constant,
+                    whole_atoms=algorithm.whole_atoms,
                 )
                 reports.append(await learners[role].update(packed.rounds, objective))
         clock.lap("update")

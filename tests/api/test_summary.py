@@ -21,7 +21,7 @@ def evaluation(
         name=name, stage=stage, step=step, problems=300, samples=8, accuracy=estimate(accuracy),
         pass_at={1: estimate(accuracy), 4: estimate(0.5), 8: estimate(0.75)}, answer_rate=estimate(0.9),
         accuracy_given_answer=estimate(accuracy / 0.9), mean_tokens=9.2 - step / 10, truncated=0.05, undecided=0.0,
-        greedy=estimate(accuracy + 0.1) if greedy else None, seconds=3.0,
+        greedy=estimate(accuracy + 0.1) if greedy else None, seconds=3.0, final=greedy,
     )  # fmt: skip
 
 
