@@ -169,7 +169,9 @@ def report(checks: Iterable[Check]) -> None:
     failed = [check.name for check in checks if check.status == "failed"]
     out.print(
         Text(
-            f"\n{len(failed)} failed: {', '.join(failed)}" if failed else "\nEverything that is installed works."
+            f"\n{len(failed)} failed: {', '.join(failed)}"
+            if failed
+            else "\nEverything that is installed works."
             + ("" if importlib.util.find_spec("torch") else " Training needs the extra: pip install '.[train]'."),
             style="bold red" if failed else "bold green",
         )

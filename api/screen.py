@@ -174,7 +174,7 @@ def speeds(report: StepReport) -> dict[str, float]:
 
 
 POLICY = (
-    ("policy/kl_ref", "KL"), ("policy/logprob_diff_mean", "logprob diff"), ("policy/entropy", "entropy"),
+    ("policy/preferred", "preferred"), ("policy/kl_ref", "KL"), ("policy/logprob_diff_mean", "logprob diff"), ("policy/entropy", "entropy"),
     ("policy/grad_norm", "grad norm"), ("policy/clip_fraction", "clipped"), ("policy/lr", "lr"),
 )  # fmt: skip
 """Metric -> what it is called; each is shown where a step has it."""

@@ -68,7 +68,9 @@ def short_enough(
 
     if given and not isinstance(recipe.algorithm, PolicyGradient):
         part, texts = recipe.algorithm, KINDS[recipe.algorithm.name].texts
-        what, key = ("solutions", "max_solution_tokens") if isinstance(part, SFT) else ("completions", "max_completion_tokens")
+        what, key = (
+            ("solutions", "max_solution_tokens") if isinstance(part, SFT) else ("completions", "max_completion_tokens")
+        )
         longest = {each.id: 1 + max(len(tokenizer.encode(text)) for text in texts(each)) for each in problems}
         if limit := getattr(part, key):
             within(longest, limit, what, f"algorithm.{key}")
@@ -99,13 +101,13 @@ class Kept:
         return {"held_out": len(self.given), **asked} if self.given else asked
 
 
-def keep(
-    sets: Mapping[str, ProblemSet], tokenizer: Tokenizer, recipe: Recipe, note: Callable[[str], None]
-) -> Kept:
+def keep(sets: Mapping[str, ProblemSet], tokenizer: Tokenizer, recipe: Recipe, note: Callable[[str], None]) -> Kept:
     """Leave out what is too long or, of sets that are to be answered, has no reference. Raises as ``short_enough``."""
     offline = not isinstance(recipe.algorithm, PolicyGradient)
     asked = {
-        name: [problem for problem in each.problems if problem.reference] for name, each in sets.items() if name != "train"
+        name: [problem for problem in each.problems if problem.reference]
+        for name, each in sets.items()
+        if name != "train"
     }
     held_out = sets["held_out"].problems if offline and "held_out" in sets else ()
     return Kept(

@@ -70,7 +70,10 @@ def test_the_field_map_and_the_template(tmp_path):
     ("value", "label"), [(True, True), (0, False), (1.0, True), ("true", True), (" False ", False), (1, True)]
 )
 def test_labels(tmp_path, value, label):
-    assert columns(write(tmp_path / "a.jsonl", {**LABEL, "label": value}), "labels")[0] == {"completion": "4", "label": label}
+    assert columns(write(tmp_path / "a.jsonl", {**LABEL, "label": value}), "labels")[0] == {
+        "completion": "4",
+        "label": label,
+    }
 
 
 def test_a_question_may_come_again_and_its_ids_differ(tmp_path):
@@ -140,7 +143,9 @@ def test_an_answer_is_kept_where_there_is_one(tmp_path):
 
 def test_a_field_in_no_row_is_one_error(tmp_path):
     path = write(tmp_path / "a.jsonl", PAIR)
-    with pytest.raises(DataError, match=r"field 'completion' is in none of 1 rows; columns: chosen, question, rejected"):
+    with pytest.raises(
+        DataError, match=r"field 'completion' is in none of 1 rows; columns: chosen, question, rejected"
+    ):
         load(path, "labels")
 
 
@@ -186,7 +191,11 @@ def test_show_and_check_guess_preferences(jurat, tmp_path):
     assert code == 0 and "1 pairs (for DPO), 1 bad rows" in out and "4  rather than  5" in out
     assert "question: prompt" in out
     code, out, _ = jurat("check", pairs)
-    assert code == 3 and "nothing is preferred" in out and "pairs without a gold answer, which no verifier can check: 1" in out
+    assert (
+        code == 3
+        and "nothing is preferred" in out
+        and "pairs without a gold answer, which no verifier can check: 1" in out
+    )
     labels = write(tmp_path / "b.jsonl", {"prompt": "2+2=", "completion": "5", "label": "false", "answer": "4"})
     (shown,) = json.loads(jurat("show", labels, "--json")[1])
     assert (shown["holds"], shown["sample"][0]["reference"]) == ("labels", "4")

@@ -50,12 +50,15 @@ def files(tmp_path_factory):
     made = {}
     for split, size in (("train", 200), ("held_out", 60)):
         source = Source(source="generated:plain", levels=(1, 2), size=size, split=split)
-        sums = [(p.messages[0].content, int(p.reference)) for p in load_problems(source, Prompt(), split=split).problems]
+        sums = [
+            (p.messages[0].content, int(p.reference)) for p in load_problems(source, Prompt(), split=split).problems
+        ]
         wrong = [right + 1 + n % 3 for n, (_, right) in enumerate(sums)]
         rows = {
             "sft": [{"question": q, "answer": str(right)} for q, right in sums],
             "dpo": [
-                {"question": q, "chosen": str(right), "rejected": str(off)} for (q, right), off in zip(sums, wrong, strict=True)
+                {"question": q, "chosen": str(right), "rejected": str(off)}
+                for (q, right), off in zip(sums, wrong, strict=True)
             ],
             "kto": [
                 {"question": q, "completion": str(right if n % 2 else off), "label": n % 2 == 1}
