@@ -163,11 +163,9 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         skipped = len(stage["bad_rows"])
         typer.echo(f"\nstage   {stage['stage'] or '(only one)'}: {stage['algorithm']}, {stage['steps']} steps")
         typer.echo(f"data    {sets} problems" + (f"; {skipped} rows skipped" if skipped else ""))
-        most, tokens = stage["samples_per_step_at_most"], f"{stage['max_new_tokens_per_step']:,} new tokens"
-        fixed = stage["samples_per_step"] is not None
-        typer.echo(
-            f"step    {most} samples, at most {tokens}" if fixed else f"step    at most {most} samples, {tokens}"
-        )
+        most, new = stage["samples_per_step_at_most"], f"{stage['max_new_tokens_per_step']:,} new tokens"
+        fixed = f"{most} samples, at most {new}" if stage["samples_per_step"] else f"at most {most} samples, {new}"
+        typer.echo(f"step    {fixed if stage['max_new_tokens_per_step'] else f'{most} given completions'}")
         typer.echo(f"asks    {terminal.clean(stage['example'], 160)}")
     if plan["notes"]:
         typer.echo("")

@@ -446,7 +446,7 @@ async def try_model(home: Path) -> dict[str, Any]:
         again = await _group(engine, 0, sampling.max_new_tokens)
         algorithm = build_algorithm(recipe)
         samples = algorithm.samples(groups, {})
-        common = {"ranks": 1, "tokens": 2048, "constant": sampling.max_new_tokens}
+        common: dict[str, Any] = {"ranks": 1, "tokens": 2048, "constant": sampling.max_new_tokens}
         packed = pack(samples, None, algorithm.aggregation, **common)
         scored = packed.unpack(await engine.learner.score(packed.rounds), samples)
         apart = max(

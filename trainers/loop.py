@@ -106,7 +106,11 @@ async def train(
         run.limits.check(batch, reporter)
         algorithm = run.algorithm.with_kl(controllers.kl.coef)
         scores = await annotate(
-            batch.groups, algorithm.needs, {**scorers, **learners}, tokens=run.tokens_per_microbatch
+            batch.groups,
+            algorithm.needs,
+            {**scorers, **learners},
+            tokens=run.tokens_per_microbatch,
+            baselines=algorithm.point_needs,
         )
         clock.lap("score")
         groups = controllers.normalised(batch.groups)
@@ -123,6 +127,7 @@ async def train(
                     ranks=learners[role].ranks,
                     tokens=run.tokens_per_microbatch,
                     constant=algorithm.constant,
+                    whole_atoms=algorithm.whole_atoms,
                 )
                 limit = controllers.clip_norm if role == "policy" else None
                 reports.append(await learners[role].update(packed.rounds, objective, clip_norm=limit))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jurat.platform.recipe import (
+    OFFLINE,
     AdvantageName,
     AggregationName,
     Allocation,
@@ -85,7 +86,8 @@ def filled(recipe: Recipe) -> Recipe:
     stages = []
     for stage, (_, whole) in zip(recipe.stages, recipe.staged(), strict=True):
         full = _filled(whole)
-        given = {key: getattr(full, key) for key in ("algorithm", "allocation", "updates_per_step")}
+        keys = ("algorithm", "allocation", "updates_per_step") if full.algorithm.name not in OFFLINE else ("algorithm",)
+        given = {key: getattr(full, key) for key in keys}
         stages.append(stage.model_copy(update=given))
     return recipe.model_copy(update={"stages": tuple(stages)})
 

@@ -7,10 +7,11 @@ normalisation -> credit of steps -> mask.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
+import torch
 
 from jurat.platform.ports import Objective, Scorer
 from jurat.platform.recipe import Credit as CreditPart
@@ -31,6 +32,7 @@ from jurat.trainers.aggregation import Aggregation, token_mean
 from jurat.trainers.allocation.posterior import Correctness
 from jurat.trainers.credit import CREDITS, Solution, gated
 from jurat.trainers.losses.policy import PolicyLoss
+from jurat.trainers.losses.preference import reference_point
 from jurat.trainers.packing import pack
 from jurat.trainers.shaping import Shaping, token_rewards
 
@@ -182,6 +184,13 @@ class Algorithm:
     """K of the aggregations with a constant length."""
     needs: Mapping[str, str]
     """column -> the scorer that makes it: ``{"ref_logprobs": "reference"}``."""
+    labels: bool = False
+    """Whether samples have the column of that name: the reward as judged, at every target."""
+    whole_atoms: bool = False
+    """Whether the loss compares the samples of an atom: they stay together, in order."""
+    point_needs: Mapping[str, str] = field(default_factory=dict)
+    """As ``needs``, of the mismatched baselines that KTO's reference point is made of; its column is ``values``. It is that
+    of the whole batch, by the policy before the first of its updates."""
 
     def learns(self, role: str, step: int) -> bool:
         """Whether ``role`` is updated in ``step``: the policy waits for its critic."""
@@ -199,8 +208,9 @@ class Algorithm:
             advantages = ESTIMATORS[self.estimator].estimate(batch)
         if self.credit is not None:
             advantages = [self.credit(group, found) for group, found in zip(batch, advantages, strict=True)]
+        point = self._reference_point(groups, scores) if self.point_needs else None
         return tuple(
-            self._sample(scored, advantage, atom, scores, None if returns is None else returns[atom][place])
+            self._sample(scored, advantage, atom, scores, None if returns is None else returns[atom][place], point)
             for atom, (group, found) in enumerate(zip(batch, advantages, strict=True))
             for place, (scored, advantage) in enumerate(zip(group.scored, found, strict=True))
         )
@@ -248,14 +258,37 @@ class Algorithm:
         moved = rollout.sampler_logprobs - scores["ref_logprobs"][rollout.id]
         return self.kl_in_reward * moved[rollout.loss_mask].astype(np.float64)
 
+    def _reference_point(self, groups: Sequence[Group], scores: Scores) -> float:
+        crossed = [group.baseline.rollout.id for group in groups if group.baseline is not None]
+        sums = [
+            torch.tensor([float(scores[column][id].sum(dtype=np.float64)) for id in crossed], dtype=torch.float64)
+            for column in ("proximal_logprobs", "ref_logprobs")
+        ]
+        return reference_point(*sums)
+
     def _baseline(self, group: Group) -> float | None:
+        if self.estimator is None:
+            return None
         if group.baseline is not None:
             return float(self._shaped([group.baseline])[0])
         expected = group.allocation.evidence.get("baseline")
         return None if expected is None else self.shaping.scale * float(expected) + self.shaping.offset
 
-    def _sample(self, scored: Scored, advantage: Rewards, atom: int, scores: Scores, returns: Rewards | None) -> Sample:
+    def _sample(
+        self,
+        scored: Scored,
+        advantage: Rewards,
+        atom: int,
+        scores: Scores,
+        returns: Rewards | None,
+        point: float | None,
+    ) -> Sample:
         rollout = scored.rollout
+        columns = {name: scores[name][rollout.id] for name in self.needs}
+        if self.labels:
+            columns["labels"] = rollout.loss_mask * np.float32(scored.judgement.reward.value)
+        if point is not None:
+            columns["values"] = rollout.loss_mask * np.float32(point)
         return Sample(
             tokens=rollout.tokens,
             loss_mask=rollout.loss_mask,
@@ -265,7 +298,7 @@ class Algorithm:
             returns=None if returns is None else _column(returns, rollout),
             atom=atom,
             rollout_id=rollout.id,
-            **{name: scores[name][rollout.id] for name in self.needs},
+            **columns,
         )
 
 
@@ -309,16 +342,27 @@ def _for_scoring(rollout: Rollout, atom: int) -> Sample:
 
 
 async def annotate(
-    groups: Sequence[Group], needs: Mapping[str, str], scorers: Mapping[str, Scorer], *, tokens: int
+    groups: Sequence[Group],
+    needs: Mapping[str, str],
+    scorers: Mapping[str, Scorer],
+    *,
+    tokens: int,
+    baselines: Mapping[str, str] = MappingProxyType({}),
 ) -> Scores:
-    """Log-probs of every trained rollout under the scorers that the algorithm needs."""
+    """Log-probs of every trained rollout under the scorers that the algorithm needs; of the groups' baselines under theirs."""
     samples = [_for_scoring(scored.rollout, atom) for atom, group in enumerate(groups) for scored in _learning(group)]
+    crossed = [_for_scoring(g.baseline.rollout, atom) for atom, g in enumerate(groups) if g.baseline is not None]
     scores: dict[str, dict[str, FloatArray]] = {}
-    for column, role in needs.items():
-        packed = pack(samples, None, token_mean, ranks=scorers[role].ranks, tokens=tokens)
+    for column, role, wanted in _wanted((needs, samples), (baselines, crossed)):
+        packed = pack(wanted, None, token_mean, ranks=scorers[role].ranks, tokens=tokens)
         arrays = await scorers[role].score(packed.rounds)
-        found = packed.unpack(arrays, samples)
-        scores[column] = {
-            sample.rollout_id: array for sample, array in zip(samples, found, strict=True) if array is not None
-        }
+        found = packed.unpack(arrays, wanted)
+        scores.setdefault(column, {}).update(
+            (sample.rollout_id, array) for sample, array in zip(wanted, found, strict=True) if array is not None
+        )
     return scores
+
+
+def _wanted(*parts: tuple[Mapping[str, str], Sequence[Sample]]) -> list[tuple[str, str, Sequence[Sample]]]:
+    """(column, role, samples to score) of (needs, samples)."""
+    return [(column, role, samples) for needs, samples in parts for column, role in needs.items()]

@@ -99,12 +99,13 @@ class ValueHead:
         values = (hidden.float() @ self.weight[0])[plan.source_of]
         return values, torch.zeros_like(values)
 
-    def backward(self, hidden: Tensor, tokens: Tensor, plan: Plan, slopes: Slopes, into: Tensor) -> Tensor:
-        """Add d loss / d weight to ``into`` [1, H] and return d loss / d hidden [U, H]."""
+    def backward(self, hidden: Tensor, tokens: Tensor, plan: Plan, slopes: Slopes, into: Tensor | None) -> Tensor:
+        """Add d loss / d weight to ``into`` [1, H], if given, and return d loss / d hidden [U, H]."""
         values, entropy = self.logprobs(hidden, tokens, plan)
         slope = slopes(slice(0, len(values)), values, entropy)
         total = slope.new_zeros(len(hidden)).index_add_(0, plan.source_of, slope)
-        into.addmm_(total[None], hidden.float())
+        if into is not None:
+            into.addmm_(total[None], hidden.float())
         return total[:, None] * self.weight
 
 
