@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from jurat.engine.learner import LocalLearner, Network
 from jurat.engine.tensorfile import read_tensors, record_digests, write_tensors
-from jurat.platform.errors import ConfigError, ModelError, RunFailed, nearest
+from jurat.platform.errors import ConfigError, ModelError, RunFailed, install, nearest
 from jurat.platform.recipe import LoRA, Optim
 
 if TYPE_CHECKING:
