@@ -174,8 +174,9 @@ def speeds(report: StepReport) -> dict[str, float]:
 
 
 POLICY = (
-    ("policy/kl_ref", "KL"), ("policy/logprob_diff_mean", "logprob diff"), ("policy/entropy", "entropy"),
-    ("policy/grad_norm", "grad norm"), ("policy/clip_fraction", "clipped"), ("policy/lr", "lr"),
+    ("policy/kl_ref", "KL"), ("kl/reference", "KL of answers"), ("policy/logprob_diff_mean", "logprob diff"),
+    ("policy/entropy", "entropy"), ("policy/grad_norm", "grad norm"), ("policy/clip_fraction", "clipped"), ("policy/lr", "lr"),
+    ("critic/explained_variance", "critic explains"),
 )  # fmt: skip
 """Metric -> what it is called; each is shown where a step has it."""
 

@@ -440,7 +440,7 @@ class KLClip(Part):
 
 
 class ResumeGuard(Part):
-    """After a resume, for ``steps`` steps, clip at ``factor`` times a quantile of the gradient norms before it."""
+    """After a resume, for ``steps`` optimiser steps, clip at ``factor`` times a quantile of the gradient norms before it."""
 
     steps: int = Field(default=10, ge=1)
     quantile: float = Field(default=0.9, gt=0, le=1)

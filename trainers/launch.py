@@ -29,6 +29,7 @@ from jurat.trainers import evaluate as evaluation
 from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.buffer import Buffer
+from jurat.trainers.controllers import build_controllers
 from jurat.trainers.data import load_sets, sampling_of, short_enough
 from jurat.trainers.limits import Limits
 from jurat.trainers.loop import Reached, Run
@@ -133,8 +134,9 @@ class Prepared:
 
 def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
-    build_algorithm(recipe)  # both refuse what makes no sense
+    build_algorithm(recipe)  # all three refuse what makes no sense
     build_allocator(recipe)
+    build_controllers(recipe)
     sets = load_sets(recipe, base=base)
     problems = [problem for each in sets.values() for problem in each.problems]
     with closing(_judge(recipe, base)) as judge:
@@ -267,6 +269,9 @@ class _Stage:
         """Go on from ``own`` (a checkpoint of this stage), else begin with the weights of ``parent`` or the model."""
         recipe, launch, sets = self.recipe, self.launch, self.prepared.sets
         first_step = own.step if own else 0
+        algorithm = build_algorithm(recipe)
+        critic = algorithm.critic
+        updates = recipe.epochs * recipe.updates_per_step
         for row in _bad_rows(sets):
             launch.reporter.note(f"skipped {row}")
         folder = models.resolve(recipe.model, launch.home)
@@ -280,7 +285,7 @@ class _Stage:
                         recipe.engine,
                         recipe.optim,
                         recipe.sampling,
-                        total_steps=recipe.steps * recipe.epochs * recipe.updates_per_step,
+                        total_steps=updates * (recipe.steps - (critic.warmup_steps if critic else 0)),
                         lora=recipe.lora,
                         seed=seed_of("lora", recipe.seed, self.name),
                     )
@@ -312,13 +317,19 @@ class _Stage:
                 RunLedger(launch.store, launch.run, self.name, segment, launch.run.folder, texts=recipe.tracking.texts)
             )
             learners = {"policy": engine.learner}
-            algorithm = build_algorithm(recipe)
+            controllers = build_controllers(recipe, reward=self.prepared.reward)
             for note in (_trainable(recipe, launch.home), *bias(recipe, algorithm)):
                 if note:
                     launch.reporter.note(note)
             if parent:
                 await checkpointing.load_into(Path(parent.path), learners, weights_only=True)
             scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
+            if critic:  # made after the parent's weights are there, since it begins from the policy's
+                settings = recipe.optim.model_copy(update={"lr": critic.lr})
+                learners["critic"] = engine.critic(settings, updates * recipe.steps)
+                if parent and (Path(parent.path) / "critic").is_dir():
+                    taught = {"critic": learners["critic"]}
+                    await checkpointing.load_into(Path(parent.path), taught, weights_only=True)
             if own:
                 await checkpointing.load_into(Path(own.path), learners)
             await engine.link.publish(first_step)
@@ -334,6 +345,7 @@ class _Stage:
                 state = checkpointing.state_of(Path(own.path))
                 source.restore(state["source"])
                 buffer.restored(state["planned"])
+                controllers.restore(state.get("controllers"), launch.reporter.note)
             store = checkpointing.FolderCheckpoints(
                 launch.checkpoints(self.name),
                 keep=recipe.checkpoint.keep,
@@ -367,6 +379,7 @@ class _Stage:
             reached = await run_loop(
                 run,
                 buffer=buffer,
+                controllers=controllers,
                 learners=learners,
                 scorers=scorers,
                 link=engine.link,

@@ -18,7 +18,8 @@ class Limits:
     max_skipped: int
     """Non-finite updates in a row after which the run stops."""
     max_new_tokens: int
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: Counter[str] = field(default_factory=Counter)
+    """By role."""
     warned: set[str] = field(default_factory=set)
 
     def check(self, batch: Batch, reporter: Reporter) -> None:
@@ -51,17 +52,18 @@ class Limits:
             )
 
     def check_updates(self, reports: Sequence[UpdateReport], reporter: Reporter) -> None:
-        """Raises RunFailed after ``max_skipped`` non-finite updates in a row."""
+        """Raises RunFailed after ``max_skipped`` non-finite updates of one role in a row, over steps."""
         for report in reports:
-            self.skipped_in_a_row = self.skipped_in_a_row + 1 if report.skipped else 0
-            if report.skipped:
+            skipped = self.skipped_in_a_row[report.role] + 1 if report.skipped else 0
+            self.skipped_in_a_row[report.role] = skipped
+            if skipped:
                 reporter.note(
                     f"warning: {report.role} update skipped, its gradient is not finite "
-                    f"({self.skipped_in_a_row} in a row, stop at {self.max_skipped})"
+                    f"({skipped} in a row, stop at {self.max_skipped})"
                 )
-            if self.skipped_in_a_row >= self.max_skipped:
+            if skipped >= self.max_skipped:
                 raise RunFailed(
-                    f"{self.skipped_in_a_row} updates in a row had a non-finite loss or gradient",
+                    f"{skipped} updates in a row had a non-finite loss or gradient",
                     where="optim.max_skipped",
                     fix="lower optim.lr, or resume from the last checkpoint with another seed",
                 )

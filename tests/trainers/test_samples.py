@@ -158,3 +158,13 @@ def test_steps_without_a_finite_gradient_are_counted_in_a_row():
     assert len(notes) == 2
     with pytest.raises(RunFailed, match="2 updates in a row"):
         limits.check_updates([bad], notes)
+
+
+def test_a_role_that_learns_does_not_hide_one_that_does_not():
+    limits, notes = Limits(max_undecided=1.0, max_skipped=3, max_new_tokens=16), Notes()
+    bad = UpdateReport(role="policy", metrics={}, tokens=1, forwarded_tokens=1, skipped=True)
+    good = UpdateReport(role="critic", metrics={}, tokens=1, forwarded_tokens=1)
+    limits.check_updates([bad, good, bad, good], notes)
+    with pytest.raises(RunFailed, match="3 updates in a row"):
+        limits.check_updates([bad, good], notes)
+    assert [note.split(" update")[0] for note in notes] == ["warning: policy"] * 3
