@@ -126,11 +126,11 @@ def _listed(store: Store, run: RunInfo) -> dict[str, Any]:
 
 def _rewarded(run: RunInfo, stage: str) -> bool:
     """Whether a stage samples: where it learns from given answers, the recorded reward is their label."""
-    from jurat.platform.recipe import SAMPLING
+    from jurat.platform.recipe import OFFLINE
 
     stages: Sequence[Mapping[str, Any]] = run.recipe.get("stages", ())
     own = next((each for each in stages if each["name"] == stage), run.recipe)
-    return (own.get("algorithm") or run.recipe["algorithm"])["name"] in SAMPLING
+    return (own.get("algorithm") or run.recipe["algorithm"])["name"] not in OFFLINE
 
 
 def _short(value: float | None) -> str:

@@ -61,7 +61,7 @@ def plot_run(run: str, out: Path, *, home: Path, database: str | None = None) ->
 
 def read(run: str, home: Path, database: str | None = None) -> tuple[Curve, str]:
     """The curve of a run as recorded, and its id."""
-    from jurat.platform.recipe import SAMPLING, Recipe
+    from jurat.platform.recipe import OFFLINE, Recipe
     from jurat.platform.runs.store import Store
 
     store = Store.open(database, home)
@@ -79,7 +79,7 @@ def read(run: str, home: Path, database: str | None = None) -> tuple[Curve, str]
     stages = recipe.staged()
     starts = accumulate((part.steps for _, part in stages), initial=0)
     offsets = {name: start for (name, _), start in zip(stages, starts, strict=False)}
-    teaches = {name for name, part in stages if part.algorithm.name not in SAMPLING}
+    teaches = {name for name, part in stages if part.algorithm.name in OFFLINE}
 
     def series(metric: str, *, taught: bool) -> tuple[list[int], list[float]]:
         chosen = [p for p in points if p.name == metric and (p.stage in teaches) is taught]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 from jurat.api.summary import evaluation_line
 from jurat.api.terminal import clean
 from jurat.platform.ports import Reporter
-from jurat.platform.recipe import SAMPLING, Recipe
+from jurat.platform.recipe import OFFLINE, Recipe
 from jurat.platform.types import Evaluation, StepReport
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class History:
     @property
     def teaches(self) -> bool:
         """True while it learns from given answers: there is no reward to show."""
-        return self.algorithm not in SAMPLING
+        return self.algorithm in OFFLINE
 
     @property
     def done(self) -> int:

@@ -6,7 +6,7 @@ Words: prompts, samples and tokens. There are no mini, micro or global batch siz
 from __future__ import annotations
 
 from math import ceil
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -252,10 +252,6 @@ class PolicyGradient(Part):
     """Of advantage ``gae`` only."""
 
 
-SAMPLING = frozenset(get_args(PolicyGradient.model_fields["name"].annotation))
-"""Names of the algorithms that sample and are rewarded; the others learn from what is given."""
-
-
 class SFT(Part):
     """Cross-entropy on the solution of each problem (``columns["solution"]``, else the reference)."""
 
@@ -291,6 +287,9 @@ Algorithm = Annotated[
     _named("grpo"),
 ]
 """``algorithm: dapo`` is ``algorithm: {name: dapo}``; GRPO where no name is given."""
+
+OFFLINE = frozenset({"sft", "dpo", "kto"})
+"""Names of the algorithms that learn from given completions: nothing is sampled and nothing judged."""
 
 
 class Uniform(Part):
