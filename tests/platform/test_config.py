@@ -10,7 +10,7 @@ import pytest
 
 from jurat.platform.config import override, parse_yaml, validate
 from jurat.platform.errors import SET_UP, ConfigError, install
-from jurat.platform.recipe import DPO, KTO, OFFLINE, SFT, Dapo, Neyman, PolicyGradient, Recipe
+from jurat.platform.recipe import DPO, KTO, OFFLINE, SFT, Dapo, Neyman, PolicyGradient, Recipe, Stage
 
 TOP = "model: m\ndata:\n  train: {source: generated}\n"
 
@@ -149,8 +149,7 @@ def refused(more: str = "", given: Sequence[str] | Mapping[str, Any] = ()) -> Co
             "stages: [{name: rl, steps: 1, learning_rate: 1, temperature: 2}]",
             "unknown key 'stages.0.learning_rate' (stage rl, line 4)\n  "
             "unknown key 'stages.0.temperature' (stage rl, line 4). Did you mean 'stages.0.sampling.temperature'?",
-            "keys there: name, steps, data, prompt, algorithm, allocation, sampling, optim, reward, evaluate, checkpoint, "
-            "prompts_per_step, updates_per_step, epochs, tokens_per_microbatch; "
+            f"keys there: {', '.join(Stage.model_fields)}; "
             "write it as stages.0.sampling.temperature, counted from the top of the recipe",
         ),
         (
