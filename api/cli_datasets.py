@@ -258,9 +258,11 @@ def _of_recipe(name: str) -> list[Named]:
 
 def _source(name: str, given: _Given) -> tuple[Source, Holds]:
     """A source from options, and what it holds; the columns of a file are guessed where none is given."""
+    from pydantic import ValidationError
+
     from jurat.datasets import generated
     from jurat.datasets.load import find_path
-    from jurat.platform.errors import ConfigError
+    from jurat.platform.config import refusal
     from jurat.platform.recipe import Fields, Source
 
     keys: dict[str, Any] = {
@@ -282,10 +284,8 @@ def _source(name: str, given: _Given) -> tuple[Source, Holds]:
         keys["fields"] = mapped
     try:
         source = Source.model_validate(keys)
-    except ValueError as error:
-        faults: list[Any] = getattr(error, "errors", list)()
-        said = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in faults) or str(error)
-        raise ConfigError(said, where="jurat datasets", fix="jurat datasets show --help") from None
+    except ValidationError as error:
+        raise refusal(error, keys, Source, where=f"jurat datasets {name}") from None
     return source.model_copy(update={"fields": Fields.model_validate(keys.get("fields", {}))}), holds
 
 

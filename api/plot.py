@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jurat.api.terminal import clean
-from jurat.platform.errors import ConfigError
+from jurat.platform.errors import ConfigError, install
 
 if TYPE_CHECKING:
     from jurat.platform.recipe import Recipe
@@ -122,7 +122,7 @@ def draw(curve: Curve, out: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("matplotlib is not installed", where="jurat plot", fix="pip install 'jurat[plot]'") from None
+        raise ConfigError("matplotlib is not installed", where="jurat plot", fix=install("plot")) from None
 
     figure = Figure(figsize=(8.0, 8.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

@@ -174,8 +174,9 @@ def speeds(report: StepReport) -> dict[str, float]:
 
 
 POLICY = (
-    ("policy/preferred", "preferred"), ("policy/kl_ref", "KL"), ("policy/logprob_diff_mean", "logprob diff"), ("policy/entropy", "entropy"),
-    ("policy/grad_norm", "grad norm"), ("policy/clip_fraction", "clipped"), ("policy/lr", "lr"),
+    ("policy/preferred", "preferred"), ("policy/kl_ref", "KL"), ("kl/reference", "KL of answers"),
+    ("policy/logprob_diff_mean", "logprob diff"), ("policy/entropy", "entropy"), ("policy/grad_norm", "grad norm"),
+    ("policy/clip_fraction", "clipped"), ("policy/lr", "lr"), ("critic/explained_variance", "critic explains"),
 )  # fmt: skip
 """Metric -> what it is called; each is shown where a step has it."""
 
@@ -247,7 +248,7 @@ class LineScreen:
         self._history.start(run_id=run_id, stage=stage, recipe=recipe, first_step=first_step, last_step=last_step)
         name = f"{clean(recipe.name)}: " if recipe.name else ""
         at = f"stage {clean(stage)}, " if stage else ""
-        steps = f"steps {first_step} to {last_step}"
+        steps = f"steps {first_step + 1} to {last_step}" if first_step < last_step else f"all {last_step} steps done"
         self._say(f"run {clean(run_id)}: {name}{at}{recipe.algorithm.name} on {clean(recipe.model)}, {steps}")
 
     def step(self, report: StepReport) -> None:

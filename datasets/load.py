@@ -33,6 +33,8 @@ from jurat.platform.types import Message, Problem, VerifierSpec
 
 SHOWN_BAD_ROWS = 5
 DEFAULT_GENERATED_SIZE = 4096
+UNREAD = (".csv", ".tsv", ".json", ".txt", ".xlsx", ".gz", ".zip")
+"""Endings of files that people have, so that no such name is looked for on the Hub."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:([\w.-]+|\*))?(@[\w.-]+)?")
 _CALCULATOR = re.compile(r"<<[^<>\n ]*=[^<>\n ]*>>")
 _ROLES = ("system", "user", "assistant")
@@ -99,9 +101,11 @@ def find_path(name: str, base: Path | None) -> Path | None:
     for path in tried:
         if path.exists():
             return path
-    if Path(name).suffix in SUFFIXES or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    suffix = Path(name).suffix
+    if suffix in (*SUFFIXES, *UNREAD) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        unread = f", and {suffix} files are not read" if suffix in UNREAD else ""
         raise DataError(
-            "no such data file or folder", where=" or ".join(str(p) for p in tried),
+            f"no such data file or folder{unread}", where=" or ".join(str(p) for p in tried),
             fix="give a .jsonl or .parquet file, a folder of them, a Hub id owner/name, or 'generated'",
         )  # fmt: skip
     return None

@@ -378,9 +378,7 @@ class Microbatch:
 
     def select(self, index: Tensor) -> Microbatch:
         """The tokens at ``index`` [K] as a microbatch of one segment, for objectives that look at each token alone."""
-        picked: dict[str, Any] = {
-            name: None if (c := getattr(self, name)) is None else c[index] for name in COLUMNS
-        }
+        picked: dict[str, Any] = {name: None if (c := getattr(self, name)) is None else c[index] for name in COLUMNS}
         offsets = self.offsets.new_tensor([0, len(index)])
         return Microbatch(tokens=self.tokens[index], offsets=offsets, loss_mask=self.loss_mask[index], **picked)
 

@@ -14,11 +14,12 @@ from jurat.datasets.check import check_gold, refuse_failed
 from jurat.datasets.cursor import ShuffledSource
 from jurat.datasets.load import ProblemSet
 from jurat.engine import checkpoint as checkpointing
-from jurat.engine import local, models
+from jurat.engine import local, lora, models
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import GroupSource, Judge, Reporter, Scorer
+from jurat.platform.randomness import seed_of
 from jurat.platform.recipe import OFFLINE, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
@@ -29,6 +30,7 @@ from jurat.trainers import evaluate as evaluation
 from jurat.trainers.algorithms import build_algorithm, refuse_idle
 from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.buffer import Buffer
+from jurat.trainers.controllers import build_controllers
 from jurat.trainers.data import Kept, keep, load_sets, sampling_of, short_enough
 from jurat.trainers.limits import Limits
 from jurat.trainers.loop import Reached, Run
@@ -42,6 +44,8 @@ from jurat.verifiers.judge import LocalJudge, build_judge
 
 MEASURED = frozenset({"held_out", "unseen"})
 """Sets that are evaluated, not trained on."""
+LONG = 50
+"""Steps that one would not like to lose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,8 @@ def train(
         refuse_idle(recipe)
     recipe = filled(recipe)
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
+    for each in prepared:
+        _trainable(each.recipe, home)  # refuses unknown layers of any stage before the first one is trained
     rewards = [each.reward for each in prepared]
     run = found or store.create_run(
         recipe=recipe,
@@ -132,8 +138,9 @@ class Prepared:
 
 def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
-    build_algorithm(recipe)  # both refuse what makes no sense
+    build_algorithm(recipe)  # all three refuse what makes no sense
     build_allocator(recipe)
+    build_controllers(recipe)
     sets = load_sets(recipe, base=base)
     problems = [problem for each in sets.values() for problem in each.problems]
     with closing(_judge(recipe, base)) as judge:
@@ -154,6 +161,15 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
 
 def _judge(recipe: Recipe, base: Path) -> LocalJudge:
     return build_judge(recipe.reward, user_files=[base / file for file in recipe.verifiers])
+
+
+def _trainable(recipe: Recipe, home: Path) -> str:
+    """What share of a stage's model learns, '' if all of it does."""
+    if recipe.lora is None:
+        return ""
+    found = lora.layout(models.resolve(recipe.model, home), recipe.lora)
+    share = found.trainable / found.parameters
+    return f"LoRA of rank {found.rank}: {found.trainable:,} parameters learn, {share:.2%} of the model's {found.parameters:,}"
 
 
 def _bad_rows(sets: Mapping[str, ProblemSet]) -> list[str]:
@@ -258,6 +274,9 @@ class _Stage:
         """Go on from ``own`` (a checkpoint of this stage), else begin with the weights of ``parent`` or the model."""
         recipe, launch, sets = self.recipe, self.launch, self.prepared.sets
         first_step = own.step if own else 0
+        algorithm = build_algorithm(recipe)
+        critic = algorithm.critic
+        updates = recipe.epochs * recipe.updates_per_step
         for row in _bad_rows(sets):
             launch.reporter.note(f"skipped {row}")
         folder = models.resolve(recipe.model, launch.home)
@@ -271,7 +290,9 @@ class _Stage:
                         recipe.engine,
                         recipe.optim,
                         recipe.sampling,
-                        total_steps=recipe.steps * recipe.epochs * recipe.updates_per_step,
+                        total_steps=updates * (recipe.steps - (critic.warmup_steps if critic else 0)),
+                        lora=recipe.lora,
+                        seed=seed_of("lora", recipe.seed, self.name),
                     )
                 )
             )
@@ -298,12 +319,19 @@ class _Stage:
                 RunLedger(launch.store, launch.run, self.name, segment, launch.run.folder, texts=recipe.tracking.texts)
             )
             learners = {"policy": engine.learner}
-            algorithm = build_algorithm(recipe)
-            for note in bias(recipe, algorithm):
-                launch.reporter.note(note)
+            controllers = build_controllers(recipe, reward=self.prepared.reward)
+            for note in (_trainable(recipe, launch.home), *bias(recipe, algorithm)):
+                if note:
+                    launch.reporter.note(note)
             if parent:
                 await checkpointing.load_into(Path(parent.path), learners, weights_only=True)
             scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
+            if critic:  # made after the parent's weights are there, since it begins from the policy's
+                settings = recipe.optim.model_copy(update={"lr": critic.lr})
+                learners["critic"] = engine.critic(settings, updates * recipe.steps)
+                if parent and (Path(parent.path) / "critic").is_dir():
+                    taught = {"critic": learners["critic"]}
+                    await checkpointing.load_into(Path(parent.path), taught, weights_only=True)
             if own:
                 await checkpointing.load_into(Path(own.path), learners)
             await engine.link.publish(first_step)
@@ -319,6 +347,7 @@ class _Stage:
                 state = checkpointing.state_of(Path(own.path))
                 source.restore(state["source"])
                 buffer.restored(state["planned"])
+                controllers.restore(state.get("controllers"), launch.reporter.note)
             store = checkpointing.FolderCheckpoints(
                 launch.checkpoints(self.name),
                 keep=recipe.checkpoint.keep,
@@ -326,6 +355,11 @@ class _Stage:
                 meta={"run": launch.run.id, "stage": self.name, "recipe": digest(recipe), **identity},
             )
             measure = self._evaluator(engine, judge, kept, ledger, algorithm, {**scorers, **learners})
+            if recipe.checkpoint.every is None and recipe.steps - first_step > LONG:
+                launch.reporter.note(
+                    f"no checkpoint before step {recipe.steps} (checkpoint.every is not set): Ctrl-C once makes one, "
+                    "twice loses the steps of this stage"
+                )
             launch.reporter.start(
                 run_id=launch.run.id, stage=self.name, recipe=recipe, first_step=first_step, last_step=recipe.steps
             )
@@ -347,6 +381,7 @@ class _Stage:
             reached = await run_loop(
                 run,
                 buffer=buffer,
+                controllers=controllers,
                 learners=learners,
                 scorers=scorers,
                 link=engine.link,
@@ -449,6 +484,8 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
         given = stage.algorithm.name in OFFLINE
         samples = stage.prompts_per_step if given else stage.allocation.most(stage.prompts_per_step)
         notes += bias(stage, build_algorithm(stage))
+        learns = _trainable(stage, home)
+        notes += [f"{name}: {learns}" if name else learns] if learns else []
         out.append(
             {
                 "stage": name,
@@ -456,7 +493,8 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
                 "steps": stage.steps,
                 "problems": {"train": len(kept.train), **kept.measured},
                 "bad_rows": _bad_rows(sets),
-                "samples_per_step": samples,
+                "samples_per_step": samples if given or stage.allocation.fixed else None,
+                "samples_per_step_at_most": samples,
                 "max_new_tokens_per_step": 0 if given else samples * stage.sampling.max_new_tokens,
                 "example": kept.train[0].messages[-1].content,
             }

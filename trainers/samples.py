@@ -1,12 +1,13 @@
 """From judged groups to samples: whole-batch mathematics. An algorithm is data: rules, objectives, an aggregation.
 
-Order: reward as judged -> shaping -> KL in the reward -> baseline and normalisation -> credit of steps -> mask.
+Order: reward as judged -> online normalisation (``controllers.py``) -> shaping -> KL in the reward -> baseline and
+normalisation -> credit of steps -> mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -14,19 +15,23 @@ import torch
 
 from jurat.platform.ports import Objective, Scorer
 from jurat.platform.recipe import Credit as CreditPart
+from jurat.platform.recipe import Critic
 from jurat.platform.types import FloatArray, Group, IntArray, Rollout, Sample, Scored
 from jurat.trainers.advantages import (
     ADVANTAGES,
     GroupRule,
     Rewards,
+    gae,
     opo,
     reinforce_pp,
     reinforce_pp_baseline,
     remax,
+    whiten,
 )
 from jurat.trainers.aggregation import Aggregation, token_mean
 from jurat.trainers.allocation.posterior import Correctness
 from jurat.trainers.credit import CREDITS, Solution, gated
+from jurat.trainers.losses.policy import PolicyLoss
 from jurat.trainers.losses.preference import reference_point
 from jurat.trainers.packing import pack
 from jurat.trainers.shaping import Shaping, token_rewards
@@ -49,6 +54,14 @@ class Optimised:
     """n times [N]: what the KL takes off the reward of each token; zeros without one."""
     baseline: float | None
     """Shaped reward of a greedy sample, or what the past leads to expect; None where none was brought."""
+    values: tuple[Rewards, ...] = ()
+    """n times [N]: the critic's, of the state before each token; none without a critic."""
+
+    @property
+    def by_token(self) -> list[Rewards]:
+        """n times [N]: the outcome at the last token, less the KL of each"""
+        parts = zip(self.rewards, self.lengths, self.penalties, strict=True)
+        return [token_rewards(float(reward), int(length)) - penalty for reward, length, penalty in parts]
 
     @property
     def totals(self) -> Rewards:
@@ -86,13 +99,27 @@ def _remax(group: Optimised) -> Rewards:
 
 
 def _reinforce_pp(batch: Sequence[Optimised]) -> list[list[Rewards]]:
-    flat = [
-        token_rewards(float(reward), int(length)) - penalty
-        for group in batch
-        for reward, length, penalty in zip(group.rewards, group.lengths, group.penalties, strict=True)
-    ]
-    found = iter(reinforce_pp(flat))
+    found = iter(reinforce_pp([rewards for group in batch for rewards in group.by_token]))
     return [[next(found) for _ in group.scored] for group in batch]
+
+
+def _gae(batch: Sequence[Optimised], critic: Critic) -> tuple[list[list[Rewards]], list[list[Rewards]]]:
+    """(advantages, returns) [N] of each sample of each group: GAE on the critic's values.
+
+    Advantages are whitened over all tokens of the batch, mean and variance, as PPO implementations do (arXiv 2403.17031;
+    ``whiten`` is verl's ``masked_whiten``); the returns that the critic learns are those before it,
+    ``A + V``. A completion ends with its last token also where the length limit cut it: V is 0 after it, and nothing is
+    bootstrapped, since the reward it got is all that it will ever get.
+    """
+    found = [
+        [
+            gae(rewards, values, critic.gamma, critic.lam)
+            for rewards, values in zip(group.by_token, group.values, strict=True)
+        ]
+        for group in batch
+    ]
+    white = iter(whiten([advantages for group in found for advantages, _ in group]))
+    return [[next(white) for _ in group] for group in found], [[returns for _, returns in group] for group in found]
 
 
 def _reinforce_pp_baseline(batch: Sequence[Optimised]) -> list[list[Rewards]]:
@@ -143,11 +170,13 @@ class Algorithm:
 
     name: str
     estimator: str | None = None
-    """Of ``ESTIMATORS``; None: every token has weight 1 and no advantage (SFT)."""
+    """Of ``ESTIMATORS``, or ``gae`` by the critic; None: every token has weight 1 and no advantage (SFT)."""
     shaping: Shaping = UNSHAPED
     kl_in_reward: float = 0.0
     """Coefficient of ``log pi(sampler) - log pi_ref`` taken off each token's reward."""
     credit: CreditRule | None = None
+    critic: Critic | None = None
+    """How the critic is used, where there is one."""
     objectives: Mapping[str, Objective]
     """role -> loss; ``policy`` always."""
     aggregation: Aggregation
@@ -163,10 +192,17 @@ class Algorithm:
     """As ``needs``, of the mismatched baselines that KTO's reference point is made of; its column is ``values``. It is that
     of the whole batch, by the policy before the first of its updates."""
 
+    def learns(self, role: str, step: int) -> bool:
+        """Whether ``role`` is updated in ``step``: the policy waits for its critic."""
+        return role != "policy" or self.critic is None or step >= self.critic.warmup_steps
+
     def samples(self, groups: Sequence[Group], scores: Scores) -> tuple[Sample, ...]:
         """Samples of all groups, in order; excluded ones (no reward) are left out of baseline, weights and samples."""
         batch = [self._optimised(group, scores) for group in groups]
-        if self.estimator is None:
+        returns: list[list[Rewards]] | None = None
+        if self.critic is not None:
+            advantages, returns = _gae(batch, self.critic)
+        elif self.estimator is None:
             advantages = [[np.zeros(length) for length in group.lengths] for group in batch]
         else:
             advantages = ESTIMATORS[self.estimator].estimate(batch)
@@ -174,10 +210,26 @@ class Algorithm:
             advantages = [self.credit(group, found) for group, found in zip(batch, advantages, strict=True)]
         point = self._reference_point(groups, scores) if self.point_needs else None
         return tuple(
-            self._sample(scored, advantage, atom, scores, point)
+            self._sample(scored, advantage, atom, scores, None if returns is None else returns[atom][place], point)
             for atom, (group, found) in enumerate(zip(batch, advantages, strict=True))
-            for scored, advantage in zip(group.scored, found, strict=True)
+            for place, (scored, advantage) in enumerate(zip(group.scored, found, strict=True))
         )
+
+    def with_kl(self, coef: float) -> Algorithm:
+        """The same with another coefficient of the KL, in the reward or in the loss, wherever it has one."""
+        loss = self.objectives["policy"]
+        if self.kl_in_reward:
+            return replace(self, kl_in_reward=coef)
+        if isinstance(loss, PolicyLoss) and loss.kl_coef:
+            return replace(self, objectives={**self.objectives, "policy": replace(loss, kl_coef=coef)})
+        return self
+
+    def reference_kl(self, samples: Sequence[Sample]) -> float | None:
+        """Mean over samples of ``sum_t log pi(sampler) - log pi_ref``, nats per completion; None where nothing tells."""
+        if not self.objectives["policy"].sampled or "ref_logprobs" not in self.needs or not samples:
+            return None
+        moved = [_reference_kl(sample) for sample in samples]
+        return float(np.mean(moved))
 
     def shaped_mean(self, groups: Sequence[Group]) -> float:
         """Mean of the shaped rewards over all samples that learn: what is optimised, but for the KL."""
@@ -193,6 +245,7 @@ class Algorithm:
             lengths=_lengths(scored),
             penalties=penalties,
             baseline=self._baseline(group),
+            values=tuple(_completion(scores["values"], each.rollout) for each in scored) if self.critic else (),
         )
 
     def _shaped(self, scored: Sequence[Scored]) -> Rewards:
@@ -222,11 +275,15 @@ class Algorithm:
         return None if expected is None else self.shaping.scale * float(expected) + self.shaping.offset
 
     def _sample(
-        self, scored: Scored, advantage: Rewards, atom: int, scores: Scores, point: float | None = None
+        self,
+        scored: Scored,
+        advantage: Rewards,
+        atom: int,
+        scores: Scores,
+        returns: Rewards | None,
+        point: float | None,
     ) -> Sample:
         rollout = scored.rollout
-        advantages = np.zeros(len(rollout.tokens), dtype=np.float32)
-        advantages[rollout.loss_mask] = advantage
         columns = {name: scores[name][rollout.id] for name in self.needs}
         if self.labels:
             columns["labels"] = rollout.loss_mask * np.float32(scored.judgement.reward.value)
@@ -237,11 +294,17 @@ class Algorithm:
             loss_mask=rollout.loss_mask,
             sampler_logprobs=rollout.sampler_logprobs,
             weights=rollout.loss_mask.astype(np.float32),
-            advantages=advantages,
+            advantages=_column(advantage, rollout),
+            returns=None if returns is None else _column(returns, rollout),
             atom=atom,
             rollout_id=rollout.id,
             **columns,
         )
+
+
+def _reference_kl(sample: Sample) -> float:
+    assert sample.ref_logprobs is not None
+    return float((sample.sampler_logprobs - sample.ref_logprobs)[sample.loss_mask].sum(dtype=np.float64))
 
 
 def _learning(group: Group) -> tuple[Scored, ...]:
@@ -251,6 +314,18 @@ def _learning(group: Group) -> tuple[Scored, ...]:
 
 def _lengths(scored: Sequence[Scored]) -> IntArray:
     return np.array([each.rollout.num_completion_tokens for each in scored], dtype=np.int64)
+
+
+def _completion(column: Mapping[str, FloatArray], rollout: Rollout) -> Rewards:
+    """[L] of a column -> [N] at the completion's tokens."""
+    return column[rollout.id][rollout.loss_mask].astype(np.float64)
+
+
+def _column(values: Rewards, rollout: Rollout) -> FloatArray:
+    """[N] -> [L], 0 off the mask."""
+    column = np.zeros(len(rollout.tokens), dtype=np.float32)
+    column[rollout.loss_mask] = values
+    return column
 
 
 def _for_scoring(rollout: Rollout, atom: int) -> Sample:

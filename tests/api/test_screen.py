@@ -68,6 +68,13 @@ def test_step_line() -> None:
     )
 
 
+@pytest.mark.parametrize(("first", "said"), [(0, "steps 1 to 60"), (7, "steps 8 to 60"), (60, "all 60 steps done")])
+def test_the_first_line_counts_as_the_others_do(first: int, said: str) -> None:
+    screen = LineScreen(out := io.StringIO())
+    screen.start(run_id="r", stage="", recipe=RECIPE, first_step=first, last_step=60)
+    assert out.getvalue() == f"run r: demo: grpo on smollm2, {said}\n"
+
+
 def test_step_line_names_undecided_verifiers_and_teaching() -> None:
     unsure = step_line(history(report(0, reward__undecided=0.1, verifier__problem__undecided=0.1)))
     assert "problem 0.610 (undecided 10 %)" in unsure

@@ -139,7 +139,7 @@ def test_too_many_broken_verdicts_end_the_run(tmp_path):
         "import jurat\n\n@jurat.verifier('broken', version='1')\ndef broken(problem, completion):\n    raise ValueError('no')\n"
     )
     with pytest.raises(
-        RunFailed, match=r"16 of 16 samples of step 0 got no score .*'error': 16.*First: broken: error, .*no"
+        RunFailed, match=r"16 of 16 samples of step 1 got no score .*'error': 16.*First: broken: error, .*no"
     ):
         run(tmp_path, verifiers=["rules.py"], reward={"members": [{"use": "broken"}]})
 

@@ -25,6 +25,10 @@ class _Preference:
         return False
 
     @property
+    def sampled(self) -> bool:
+        return False
+
+    @property
     def skips_zero_advantage(self) -> bool:
         """Advantages are not read."""
         return False
