@@ -11,7 +11,7 @@ from jurat.platform.errors import ConfigError
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import DPO as DPOPart
 from jurat.platform.recipe import KTO as KTOPart
-from jurat.platform.recipe import OFFLINE, SFT, Difficulty, PolicyGradient, Recipe
+from jurat.platform.recipe import OFFLINE, SFT, Difficulty, PolicyGradient, Recipe, Uniform
 from jurat.platform.recipe import Correction as CorrectionPart
 from jurat.trainers.aggregation import AGGREGATIONS
 from jurat.trainers.allocation.posterior import Correctness
@@ -115,27 +115,20 @@ def _offline(part: SFT | DPOPart | KTOPart, recipe: Recipe) -> Algorithm:
     )
 
 
-IDLE = {"allocation": "samples of a prompt, of which there are none"}
-"""Keys of a stage that say nothing to an algorithm on given completions -> what they are about."""
-
-
 def refuse_idle(recipe: Recipe) -> None:
-    """Raises ConfigError for a key that a stage on given completions gives itself and that would do nothing there.
+    """Raises ConfigError for an allocation that a stage on given completions gives itself, where it would do nothing.
 
-    What a recipe gives at the top is for its other stages, so it is refused only where there is one stage. Called with
-    the recipe as it was given, before ``filled``.
+    What a recipe gives at the top is for its other stages, so it is refused only where there is one stage.
     """
     for own, (name, whole) in zip(recipe.stages or (recipe,), recipe.staged(), strict=True):
-        if whole.algorithm.name not in OFFLINE:
-            continue
-        for key, about in IDLE.items():
-            value, default = getattr(own, key), type(own).model_fields[key].default
-            if key in own.model_fields_set and value != default:
-                raise ConfigError(
-                    f"{key} is about {about}: algorithm.name {whole.algorithm.name!r} learns from given completions",
-                    where=f"stages.{name}.{key}" if name else key,
-                    fix=f"leave it out, or --set {key}={{}}",
-                )
+        idle = own.allocation not in (None, Uniform())
+        if idle and whole.algorithm.name in OFFLINE:
+            raise ConfigError(
+                f"allocation is about samples of a prompt, of which there are none: algorithm.name {whole.algorithm.name!r} "
+                "learns from given completions",
+                where=f"stages.{name}.allocation" if name else "allocation",
+                fix="leave it out" if name else "leave it out, or --set allocation={}",
+            )
 
 
 def _loss(part: PolicyGradient) -> PolicyLoss:

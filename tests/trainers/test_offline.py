@@ -322,7 +322,8 @@ def test_an_allocation_of_a_stage_that_samples_nothing_is_refused(name):
     offline, sampled = {"name": "one", "steps": 1, "algorithm": {"name": name}}, {"name": "two", "steps": 1}
     with pytest.raises(ConfigError) as caught:
         refuse_idle(recipe("grpo", stages=[{**offline, **RL}, sampled]))
-    assert caught.value.where == "stages.one.allocation"
+    assert (caught.value.where, caught.value.fix) == ("stages.one.allocation", "leave it out")
+    refuse_idle(recipe(name, **RL | {"allocation": {}}))  # as the error of a recipe without stages says
     shared = recipe("grpo", **RL, stages=[offline, sampled])
     refuse_idle(shared)
     refuse_idle(filled(shared))
