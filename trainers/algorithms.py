@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,7 @@ from jurat.platform.errors import ConfigError
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import DPO as DPOPart
 from jurat.platform.recipe import KTO as KTOPart
-from jurat.platform.recipe import OFFLINE, SFT, Difficulty, PolicyGradient, Recipe, Uniform
+from jurat.platform.recipe import OFFLINE, SFT, Difficulty, PolicyGradient, Recipe, Stage, Uniform
 from jurat.platform.recipe import Correction as CorrectionPart
 from jurat.trainers.aggregation import AGGREGATIONS
 from jurat.trainers.allocation.posterior import Correctness
@@ -120,7 +120,8 @@ def refuse_idle(recipe: Recipe) -> None:
 
     What a recipe gives at the top is for its other stages, so it is refused only where there is one stage.
     """
-    for own, (name, whole) in zip(recipe.stages or (recipe,), recipe.staged(), strict=True):
+    stages: Sequence[Stage | Recipe] = recipe.stages or (recipe,)
+    for own, (name, whole) in zip(stages, recipe.staged(), strict=True):
         idle = own.allocation not in (None, Uniform())
         if idle and whole.algorithm.name in OFFLINE:
             raise ConfigError(
