@@ -40,7 +40,7 @@ class Tally:
     """|current - sampler log-prob|, summed over targets."""
     diff_max: float = 0.0
     kl: float = 0.0
-    """k3 of the sampler from the current policy, ``exp(d) - 1 - d`` with d = current - sampler, summed over targets."""
+    """k3 of KL(sampler || current), ``exp(d) - 1 - d`` with d = current - sampler log-prob, summed over targets."""
     targets: int = 0
     forwarded: int = 0
     """Tokens the network ran over."""

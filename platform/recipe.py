@@ -431,7 +431,7 @@ class KLClip(Part):
     """Clip norm ``clip_norm * clip(target / ema(KL), low, high)``: shorter steps while the policy moves fast (ours)."""
 
     target: float = Field(gt=0)
-    """Nats per token of the updated policy from the one that sampled."""
+    """KL(sampler || policy) in nats per token."""
     low: float = Field(default=0.1, gt=0)
     high: float = Field(default=1.0, gt=0)
     decay: float = Field(default=0.9, ge=0, lt=1)

@@ -332,8 +332,10 @@ class Sample:
     proximal_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
     values: FloatArray | None = None
+    """A critic's, before the step; of KTO the reference point of the batch, at every target."""
     returns: FloatArray | None = None
     labels: FloatArray | None = None
+    """1 at the targets of a good completion, 0 at those of a bad one."""
     atom: int
     """Samples of one atom (a pair, a group) are never split over updates; a group shares a prompt."""
     rollout_id: str = ""
