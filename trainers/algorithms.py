@@ -75,9 +75,8 @@ def build_algorithm(recipe: Recipe) -> Algorithm:
 def _offline(part: SFT | DPOPart | KTOPart, recipe: Recipe) -> Algorithm:
     """An algorithm on given completions. Raises ConfigError."""
     if recipe.data.curriculum is not None:
-        taught = "supervised fine-tuning" if isinstance(part, SFT) else f"algorithm.name {part.name!r}"
         raise ConfigError(
-            f"a curriculum goes by the reward of what was sampled, and {taught} samples nothing",
+            f"a curriculum goes by the reward of what was sampled, and algorithm.name {part.name!r} samples nothing",
             where="data.curriculum",
             fix="give the stage its own data: without curriculum",
         )
