@@ -11,7 +11,7 @@ from jurat.platform.errors import ConfigError
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import DPO as DPOPart
 from jurat.platform.recipe import KTO as KTOPart
-from jurat.platform.recipe import OFFLINE, SFT, Difficulty, PolicyGradient, Recipe, Stage, Uniform
+from jurat.platform.recipe import SFT, Difficulty, PolicyGradient, Recipe, Stage, Uniform
 from jurat.platform.recipe import Correction as CorrectionPart
 from jurat.trainers.aggregation import AGGREGATIONS
 from jurat.trainers.allocation.posterior import Correctness
@@ -121,8 +121,7 @@ def refuse_idle(recipe: Recipe) -> None:
     """
     stages: Sequence[Stage | Recipe] = recipe.stages or (recipe,)
     for own, (name, whole) in zip(stages, recipe.staged(), strict=True):
-        idle = own.allocation not in (None, Uniform())
-        if idle and whole.algorithm.name in OFFLINE:
+        if own.allocation not in (None, Uniform()) and not isinstance(whole.algorithm, PolicyGradient):
             raise ConfigError(
                 f"allocation is about samples of a prompt, of which there are none: algorithm.name {whole.algorithm.name!r} "
                 "learns from given completions",

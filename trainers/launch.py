@@ -20,7 +20,7 @@ from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import GroupSource, Judge, Learner, Reporter, Scorer
 from jurat.platform.randomness import seed_of
-from jurat.platform.recipe import OFFLINE, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
+from jurat.platform.recipe import Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.records import RunInfo
@@ -431,14 +431,14 @@ class _Stage:
         )
 
     def _source(self, engine: local.LocalEngine, judge: Judge, problems: Sequence[Problem]) -> GroupSource:
-        recipe, run = self.recipe, self.launch.run.id
+        recipe, algorithm, run = self.recipe, self.recipe.algorithm, self.launch.run.id
         order = ShuffledSource(problems, recipe.seed, curriculum=recipe.data.curriculum)
         by_id = {problem.id: problem for problem in problems}
-        if recipe.algorithm.name in OFFLINE:
+        if not isinstance(algorithm, PolicyGradient):
             return Given(
                 problems=order,
                 by_id=by_id,
-                groups=KINDS[recipe.algorithm.name].groups,
+                groups=KINDS[algorithm.name].groups,
                 teacher=Teacher(run, self.name, engine.tokenizer),
                 prompts_per_step=recipe.prompts_per_step,
             )
@@ -454,7 +454,7 @@ class _Stage:
             tokenizer=engine.tokenizer,
             sampling=sampling_of(recipe.sampling, engine.tokenizer),
             prompts_per_step=recipe.prompts_per_step,
-            greedy_baseline=isinstance(recipe.algorithm, PolicyGradient) and recipe.algorithm.advantage == "remax",
+            greedy_baseline=algorithm.advantage == "remax",
             curriculum=order.observe if recipe.data.curriculum else None,
         )
 
@@ -524,7 +524,7 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
     for name, stage in recipe.staged():
         sets = prepare(stage, base=base, name=name).sets
         kept = keep(sets, tokenizer, stage, notes.append)
-        given = stage.algorithm.name in OFFLINE
+        given = not isinstance(stage.algorithm, PolicyGradient)
         samples = stage.prompts_per_step if given else stage.allocation.most(stage.prompts_per_step)
         notes += bias(stage, build_algorithm(stage))
         learns = _trainable(stage, home)

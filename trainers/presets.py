@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jurat.platform.recipe import (
-    OFFLINE,
     AdvantageName,
     AggregationName,
     Allocation,
@@ -86,7 +85,8 @@ def filled(recipe: Recipe) -> Recipe:
     stages = []
     for stage, (_, whole) in zip(recipe.stages, recipe.staged(), strict=True):
         full = _filled(whole)
-        keys = ("algorithm", "allocation", "updates_per_step") if full.algorithm.name not in OFFLINE else ("algorithm",)
+        samples = isinstance(full.algorithm, PolicyGradient)
+        keys = ("algorithm", "allocation", "updates_per_step") if samples else ("algorithm",)
         given = {key: getattr(full, key) for key in keys}
         stages.append(stage.model_copy(update=given))
     return recipe.model_copy(update={"stages": tuple(stages)})

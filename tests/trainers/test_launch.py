@@ -245,7 +245,7 @@ def test_a_long_solution_is_left_out_or_refused_never_cut(tmp_path):
 
 
 def test_a_curriculum_without_sampling_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="algorithm.name 'sft' samples nothing"):
+    with pytest.raises(ConfigError, match=r"algorithm.name 'sft' samples nothing"):
         run(tmp_path, base=TEACH, data={**TINY["data"], "curriculum": {}})
 
 
