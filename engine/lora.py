@@ -129,7 +129,7 @@ def _means(target: str, name: str) -> bool:
     return name == target or name.endswith("." + target)
 
 
-def start(pairs: Mapping[str, tuple[Tensor, Tensor]], seed: int) -> None:
+def initialise(pairs: Mapping[str, tuple[Tensor, Tensor]], seed: int) -> None:
     """A uniform in +-1/sqrt(in), as in peft; B zero: the model starts as it is."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -180,7 +180,7 @@ class LoRALearner(LocalLearner):
     def __init__(
         self, network: AdaptedNetwork, optim: Optim, *, total: int, source: Path, layout: Layout, seed: int
     ) -> None:
-        start(network.pairs(), seed)
+        initialise(network.pairs(), seed)
         network.refresh()
         super().__init__(network, optim, total=total, source=source)
         self.layout, self.seed = layout, seed
@@ -207,7 +207,7 @@ class LoRALearner(LocalLearner):
             with torch.no_grad():
                 read_tensors(folder / "model.safetensors", self.network.base())
             self.network.rebase()
-            start(self.network.pairs(), self.seed)
+            initialise(self.network.pairs(), self.seed)
             self._began, self._digest = folder, ""
         else:
             self._restore(folder)

@@ -35,7 +35,7 @@ from jurat.trainers.data import Kept, keep, load_sets, sampling_of, short_enough
 from jurat.trainers.limits import Limits
 from jurat.trainers.loop import Reached, Run
 from jurat.trainers.loop import train as run_loop
-from jurat.trainers.offline import KINDS, Given, Teacher
+from jurat.trainers.offline import KINDS, Given, RolloutMaker
 from jurat.trainers.presets import filled
 from jurat.trainers.rollouts import Rollouts
 from jurat.trainers.samples import Algorithm
@@ -439,7 +439,7 @@ class _Stage:
                 problems=order,
                 by_id=by_id,
                 groups=KINDS[algorithm.name].groups,
-                teacher=Teacher(run, self.name, engine.tokenizer),
+                maker=RolloutMaker(run, self.name, engine.tokenizer),
                 prompts_per_step=recipe.prompts_per_step,
             )
         return Rollouts(
@@ -503,7 +503,7 @@ class _Stage:
                     )
                 if given:
                     visits = [Visit(problem=problem, visit=0, position=at) for at, problem in enumerate(given)]
-                    groups = KINDS[self.recipe.algorithm.name].groups(visits, Teacher("", "", engine.tokenizer))
+                    groups = KINDS[self.recipe.algorithm.name].groups(visits, RolloutMaker("", "", engine.tokenizer))
                     tokens = self.recipe.tokens_per_microbatch
                     losses = {algorithm.name: await evaluation.loss_of(groups, algorithm, scorers, tokens=tokens)}
                     result = replace(result, losses=losses, seconds=time.perf_counter() - began)
