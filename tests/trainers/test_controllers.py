@@ -487,7 +487,7 @@ def test_a_recipe_reaches_every_schedule_and_given_completions_have_no_sampler(t
 
 def test_non_finite_updates_are_counted_over_the_updates_of_a_step(tmp_path):
     with pytest.raises(RunFailed, match=r"3 updates in a row had a non-finite loss or gradient"):
-        run(tmp_path, optim={"lr": 1e30, "resume_guard": {}}, algorithm={"name": "sft"})
+        run(tmp_path, optim={"lr": 1e30, "resume_guard": {}}, algorithm={"name": "sft"}, allocation={})
     store = Store.open(None, tmp_path)
     assert store.run("r").state == "failed"
     store.close()
