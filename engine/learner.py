@@ -206,7 +206,7 @@ class LocalLearner(LocalScorer):
             "model.safetensors": write_tensors(folder / "model.safetensors", self.network.views()),
             "optimizer.safetensors": write_tensors(folder / "optimizer.safetensors", self.optimizer.tensors()),
         }
-        state = {"role": self.role, "optimizer": dict(self.optimizer.counters())}
+        state = {"role": self.role, "optimizer": dict(self.optimizer.counters()), "layout": self._places()}
         (folder / "learner.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
         record_digests(folder, digests)
 
@@ -221,8 +221,20 @@ class LocalLearner(LocalScorer):
         if weights_only:
             return
         state = json.loads((folder / "learner.json").read_text())
-        read_tensors(folder / "optimizer.safetensors", self.optimizer.tensors())
+        moments = self.optimizer.tensors()
+        if state.get("moments") == "named":  # as several ranks write them
+            moments = {
+                f"{moment}.{name}": flat[at : at + view.numel()].view(view.shape)
+                for moment, flat in moments.items()
+                for (name, view), at in zip(self.network.views().items(), self._places().values(), strict=True)
+            }
+        read_tensors(folder / "optimizer.safetensors", moments)
         self.optimizer.restore(state["optimizer"])
+
+    def _places(self) -> dict[str, int]:
+        """{name: where its tensor begins in master and moments}."""
+        start = self.network.master.storage_offset()
+        return {name: view.storage_offset() - start for name, view in self.network.views().items()}
 
 
 def _each(rounds: Rounds) -> Iterator[Microbatch]:

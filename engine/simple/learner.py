@@ -41,7 +41,7 @@ class SimpleNetwork:
         chunk: int = 512,
     ) -> None:
         self.model, self.dtype, self.temperature, self.chunk = model, dtype, temperature, chunk
-        _silence(model, checkpointing=checkpointing)
+        silence(model, checkpointing=checkpointing)
         self.master, self.num_matrix = _flatten(model)
         self.packs = self._check()
 
@@ -106,7 +106,7 @@ class SimpleNetwork:
     @torch.no_grad()
     def _check(self) -> bool:
         """Whether packing gives each segment's own states; raises ModelError if the head cannot be run by itself."""
-        device = self.master.device
+        device = self.model.device
         tokens = torch.arange(1, 8, device=device) % self.model.config.get_text_config().vocab_size
         offsets = torch.tensor([0, 3, 7], device=device)
         whole = self.model(input_ids=tokens[None, 3:], use_cache=False).logits[0]
@@ -147,7 +147,7 @@ def _flatten(model: nn.Module) -> tuple[Tensor, int]:
     return flat, num_matrix
 
 
-def _silence(model: PreTrainedModel, *, checkpointing: bool) -> None:
+def silence(model: PreTrainedModel, *, checkpointing: bool) -> None:
     """No dropout, no embedding row without gradient; layers recompute activations if ``checkpointing``."""
     model.requires_grad_(True)
     for module in model.modules():
