@@ -74,7 +74,12 @@ class FsdpLearner:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def close(self) -> None:
-        """Leave the processes as they were found; a group that failed has none left."""
+        """End the ranks and their processes."""
+        self.leave()
+        self.processes.close()
+
+    def leave(self) -> None:
+        """End the ranks; their processes can be opened again."""
         if not self.processes.failed:
             self.wait(self._everywhere, "shut")
         self._thread.shutdown()

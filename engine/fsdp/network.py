@@ -241,7 +241,8 @@ def local_of(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, sharing its memory."""
     from torch.distributed.tensor import DTensor
 
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part.detach()
 
 
 def _prefix(model: PreTrainedModel) -> str:
@@ -271,10 +272,10 @@ def _parameters_without_memory() -> Iterator[None]:
     """Within, parameters are registered on the meta device; buffers are made as ever."""
     register = nn.Module.register_parameter
 
-    def bare(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, parameter)
-        if parameter is not None and not parameter.is_meta:  # a tied one stays the same object
-            module._parameters[name] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+    def bare(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param)
+        if param is not None and not param.is_meta:  # a tied one stays the same object
+            self._parameters[name] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
 
     nn.Module.register_parameter = bare  # type: ignore[method-assign]
     try:

@@ -34,6 +34,8 @@ PATIENCE = 600.0
 GRACE = 5.0
 """Seconds in which the other ranks may answer once one has raised: it may be the peer of one that died."""
 LAST_LINES = 4
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+"""Ranks of one machine meet there, whatever its host name resolves to."""
 
 
 class Processes:
@@ -48,7 +50,7 @@ class Processes:
         silence: float = SILENCE,
         patience: float = PATIENCE,
     ) -> None:
-        self.silence, self.patience = silence, patience
+        self.silence, self.patience, self.grace = silence, patience, GRACE
         self._folder = tempfile.TemporaryDirectory(prefix="jurat-ranks-")
         self.folder = Path(self._folder.name)
         """For what the processes share; goes when they do."""
@@ -62,7 +64,7 @@ class Processes:
                 self._processes.append(
                     subprocess.Popen(
                         [sys.executable, "-P", "-m", "jurat.engine.fsdp.processes", host, str(theirs.fileno())],
-                        env={**os.environ, **(env or {})}, pass_fds=[theirs.fileno()],
+                        env={**LOOPBACK, **os.environ, **(env or {})}, pass_fds=[theirs.fileno()],
                         stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                     )
                 )  # fmt: skip
@@ -89,7 +91,7 @@ class Processes:
         waiting = set(range(len(arguments)))
         moved = now = time.monotonic()
         seen, places = dict.fromkeys(waiting, now), dict.fromkeys(waiting, -1)
-        while waiting and not (errors and now > moved + GRACE):
+        while waiting and not (errors and now > moved + self.grace):
             for pipe in wait([self._pipes[rank] for rank in waiting], timeout=BEAT):
                 rank = self._pipes.index(pipe)  # type: ignore[arg-type]
                 try:

@@ -19,7 +19,7 @@ from jurat.engine.folders import weight_files
 from jurat.engine.fsdp.network import PARTIAL, ShardedNetwork, tied
 from jurat.engine.fsdp.optim import MOMENTS, ShardedAdamW
 from jurat.engine.learner import Tally, on_device
-from jurat.engine.reshard import Bucket, Layout, Piece, count, plan, within
+from jurat.engine.reshard import Bucket, Carried, Layout, Piece, carry, count, plan, within
 from jurat.platform.errors import ModelError
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import Optim
@@ -36,10 +36,10 @@ class RankSpec:
     """What a rank is made of; the same for all but ``rank``."""
 
     folder: Path
-    rank: int
+    rank: int = 0
     ranks: int
     tp: int = 1
-    rendezvous: str
+    rendezvous: str = ""
     """``file:///path`` or ``tcp://host:port``, as torch.distributed takes it."""
     device: str = "cpu"
     """``cpu`` (gloo) or ``cuda`` (NCCL, and gloo for what is on the CPU)."""
@@ -264,6 +264,23 @@ class Rank:
                 flat = values.reshape(-1).view(torch.uint8).numpy()
                 self._shared[place : place + len(flat)] = flat
         self._tick()
+
+    def carried(self, target: Layout, dtype: str, bucket_bytes: int) -> tuple[dict[str, Tensor], Carried]:
+        """This rank's boxes of ``target`` (empty ones if it is none of its ranks), sent from rank to rank."""
+        network = self.network
+        boxes = {name: target.box(name, shape, network.rank) for name, shape in network.shapes.items()}
+        wanted = {
+            name: torch.empty([stop - start for start, stop in box], dtype=getattr(torch, dtype), device=network.device)
+            for name, box in boxes.items()
+            if network.rank in target.ranks
+        }
+        with torch.no_grad():
+            moved = carry(
+                plan(network.shapes, network.layout, target, bucket_bytes=bucket_bytes, itemsize=WIDEST),
+                network.shapes, network.layout, target, rank=network.rank, held=network.slices(), wanted=wanted,
+                dtype=getattr(torch, dtype),
+            )  # fmt: skip
+        return wanted, moved
 
 
 def buckets_of(shapes: Mapping[str, tuple[int, ...]], layout: Layout, bucket_bytes: int) -> tuple[Bucket, ...]:
