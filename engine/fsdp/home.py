@@ -60,7 +60,7 @@ def start(
         threads=each, optim=optim, total=total_steps,
     )  # fmt: skip
     env = {**threads.recommended_env(), "OMP_NUM_THREADS": str(each), "TOKENIZERS_PARALLELISM": "false"}
-    processes = Processes(engine.ranks, env=env)
+    processes = Processes(engine.ranks, preload=engine.device == "cpu", env=env)
     try:
         return FsdpLearner(spec, processes)
     except BaseException:

@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -31,21 +32,32 @@ SILENCE = 60.0
 """Seconds without a sign of life after which a process counts as stopped."""
 PATIENCE = 600.0
 """Seconds in which no rank gets any further after which a group counts as hung."""
+START = 600.0
+"""Seconds that imports may take."""
 GRACE = 5.0
 """Seconds in which the other ranks may answer once one has raised: it may be the peer of one that died."""
 LAST_LINES = 4
+NEEDED = (
+    "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto", "jurat.engine.fsdp.worker",
+)  # fmt: skip
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 """Ranks of one machine meet there, whatever its host name resolves to."""
 
 
 class Processes:
-    """``count`` processes, each with an object of ``host`` (``module:class``, made without arguments) to call."""
+    """``count`` processes, each with an object of ``host`` (``module:class``, made without arguments) to call.
+
+    They are forked from one that has imported the host's module and, with ``preload``, called its ``prepare()``: what
+    takes seconds to import is imported once. (Not for GPUs: CUDA does not survive a fork.)
+    """
 
     def __init__(
         self,
         count: int,
         *,
         host: str = "jurat.engine.fsdp.processes:Host",
+        preload: bool = True,
         env: Mapping[str, str] | None = None,
         silence: float = SILENCE,
         patience: float = PATIENCE,
@@ -56,23 +68,26 @@ class Processes:
         """For what the processes share; goes when they do."""
         self.failed = ""
         self._sending = ThreadPoolExecutor(count, thread_name_prefix="ranks")  # a stopped process does not read
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._pipes: list[Connection] = []
-        for rank in range(count):
-            ours, theirs = socket.socketpair()
-            with theirs, open(self.folder / f"rank-{rank}.log", "wb") as log:
-                self._processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-P", "-m", "jurat.engine.fsdp.processes", host, str(theirs.fileno())],
-                        env={**LOOPBACK, **os.environ, **(env or {})}, pass_fds=[theirs.fileno()],
-                        stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    )
-                )  # fmt: skip
-            self._pipes.append(Connection(ours.detach()))
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+        pairs = [socket.socketpair() for _ in range(count + 1)]
+        theirs = [their.fileno() for _, their in pairs]
+        with open(self.folder / "start.log", "wb") as log:
+            self._parent = subprocess.Popen(
+                [sys.executable, "-P", "-m", "jurat.engine.fsdp.processes", host, str(int(preload)), str(self.folder),
+                 *map(str, theirs)],
+                env={**LOOPBACK, **os.environ, **(env or {})}, pass_fds=theirs,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        for _, their in pairs:
+            their.close()
+        self._news, *self._pipes = [Connection(ours.detach()) for ours, _ in pairs]
+        self._ended: dict[int, int] = {}
+        self.pids: list[int] = []
+        try:
+            if not self._news.poll(START):
+                raise EOFError
+            self.pids = self._news.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._give_up("the learner's ranks did not start", log="start.log") from None
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call ``method`` on the first ``len(arguments)`` hosts at once; what each returned, in order.
@@ -107,65 +122,76 @@ class Processes:
             now = time.monotonic()
             for rank in waiting:
                 if now > seen[rank] + self.silence:
-                    raise self._give_up(
-                        f"rank {rank} has given no sign of life for {self.silence:g} s in {method}", rank
-                    )
+                    what = f"rank {rank} has given no sign of life for {self.silence:g} s in {method}"
+                    raise self._give_up(what, log=f"rank-{rank}.log")
             if now > moved + self.patience:
-                raise self._give_up(f"no rank has got any further for {self.patience:g} s in {method}", min(waiting))
+                what = f"no rank has got any further for {self.patience:g} s in {method}"
+                raise self._give_up(what, log=f"rank-{min(waiting)}.log")
         if errors:
             rank, error = min(errors.items())
             if not waiting and all(isinstance(each, JuratError) for each in errors.values()):
                 raise error
-            raise self._give_up(f"rank {rank} failed in {method}: {error}", rank) from error
+            raise self._give_up(f"rank {rank} failed in {method}: {error}", log=f"rank-{rank}.log") from error
         return [answers[rank] for rank in range(len(arguments))]
 
     def close(self) -> None:
         """End all processes; what they share is removed."""
         self.failed = self.failed or "closed"
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
+        for pipe in self._pipes:
             pipe.close()  # a host reads the end of its socket and leaves
-            if process.poll() is None:
-                process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        try:
+            self._parent.wait(2)  # it leaves after its children
+        except subprocess.TimeoutExpired:
+            self._kill()
+            self._parent.wait()
+        self._news.close()
         self._sending.shutdown(wait=False, cancel_futures=True)
         self._folder.cleanup()
 
     # ---- failing ----
 
     def _dead(self, rank: int, method: str) -> RunFailed:
-        process = self._processes[rank]
-        try:
-            code = process.wait(5)
-        except subprocess.TimeoutExpired:
-            code = None
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code is not None and code < 0
-            else f"ended with code {code}"
-        )
-        return self._give_up(f"rank {rank} {how} during {method}", rank)
+        deadline = time.monotonic() + 5
+        while rank not in self._ended and self._news.poll(max(0.0, deadline - time.monotonic())):
+            self._hear()
+        status = self._ended.get(rank)
+        how = "is gone" if status is None else f"ended with code {status}"
+        if status is not None and status < 0:
+            how = f"was killed by {signal.Signals(-status).name}"
+        return self._give_up(f"rank {rank} {how} during {method}", log=f"rank-{rank}.log")
 
-    def _give_up(self, what: str, rank: int) -> RunFailed:
-        words = (self.folder / f"rank-{rank}.log").read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+    def _give_up(self, what: str, *, log: str) -> RunFailed:
+        words = (self.folder / log).read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
         said = "; its last words: " + " | ".join(words) if words else ""
         self.failed = what
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
+        self._kill()
         self.close()
         return RunFailed(what + said, where="the learner's ranks", fix="start again from the last checkpoint")
 
+    def _kill(self) -> None:
+        while self._news.poll():
+            if not self._hear():
+                break
+        for rank, pid in enumerate(self.pids):
+            if rank not in self._ended:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if not self.pids:
+            self._parent.kill()
+
+    def _hear(self) -> bool:
+        """Take one piece of news: which rank ended, and how."""
+        try:
+            rank, status = self._news.recv()
+        except (EOFError, ConnectionResetError):
+            return False
+        self._ended[rank] = status
+        return True
+
 
 def _send(pipe: Connection, message: Any) -> None:
-    try:
+    with suppress(OSError):  # it has ended, which whoever waits for the answer finds out
         pipe.send(message)
-    except OSError:
-        pass  # it has ended, which whoever waits for the answer finds out
 
 
 # ---- in a process --------------------------------------------------------------------------------------------------
@@ -176,6 +202,12 @@ class Host:
 
     def __init__(self) -> None:
         self.rank: Any = None
+
+    @staticmethod
+    def prepare() -> None:
+        """Import what a rank needs."""
+        for name in NEEDED:
+            importlib.import_module(name)
 
     def open(self, spec: Any) -> Any:
         from jurat.engine.fsdp.worker import Rank
@@ -234,10 +266,33 @@ def serve(pipe: Connection, host: Any) -> None:
 
 
 def main() -> None:
+    """``HOST PRELOAD FOLDER FD FD...``: fork a host for each descriptor but the first, on which to say who has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     module, _, name = sys.argv[1].partition(":")
-    host = getattr(importlib.import_module(module), name)()
-    serve(Connection(int(sys.argv[2])), host)
+    kind = getattr(importlib.import_module(module), name)
+    if sys.argv[2] == "1":
+        kind.prepare()
+    news, *pipes = [Connection(int(fd)) for fd in sys.argv[4:]]
+    ranks: dict[int, int] = {}
+    for rank, pipe in enumerate(pipes):
+        pid = os.fork()
+        if pid == 0:
+            log = os.open(f"{sys.argv[3]}/rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            for other in (news, *pipes):
+                if other is not pipe:
+                    other.close()
+            serve(pipe, kind())
+        ranks[pid] = rank
+    for pipe in pipes:
+        pipe.close()
+    with suppress(OSError):  # the driver has ended, and so will they
+        news.send(list(ranks))
+    while ranks:
+        pid, status = os.wait()
+        with suppress(OSError):
+            news.send((ranks.pop(pid), os.waitstatus_to_exitcode(status)))
 
 
 if __name__ == "__main__":

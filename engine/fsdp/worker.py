@@ -265,8 +265,8 @@ class Rank:
                 self._shared[place : place + len(flat)] = flat
         self._tick()
 
-    def carried(self, target: Layout, dtype: str, bucket_bytes: int) -> tuple[dict[str, Tensor], Carried]:
-        """This rank's boxes of ``target`` (empty ones if it is none of its ranks), sent from rank to rank."""
+    def carried(self, target: Layout, dtype: str, bucket_bytes: int) -> tuple[dict[str, FloatArray], Carried]:
+        """This rank's boxes of ``target`` (none if it is none of its ranks), sent from rank to rank as ``dtype``."""
         network = self.network
         boxes = {name: target.box(name, shape, network.rank) for name, shape in network.shapes.items()}
         wanted = {
@@ -280,7 +280,7 @@ class Rank:
                 network.shapes, network.layout, target, rank=network.rank, held=network.slices(), wanted=wanted,
                 dtype=getattr(torch, dtype),
             )  # fmt: skip
-        return wanted, moved
+        return {name: tensor.float().cpu().numpy() for name, tensor in wanted.items()}, moved
 
 
 def buckets_of(shapes: Mapping[str, tuple[int, ...]], layout: Layout, bucket_bytes: int) -> tuple[Bucket, ...]:

@@ -44,7 +44,7 @@ def start(tmp_path):
 
     def start(count=2, **settings):
         env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-        made.append(Processes(count, host="light_host:Host", env=env, **settings))
+        made.append(Processes(count, host="light_host:Host", preload=False, env=env, **settings))
         return made[-1]
 
     yield start
@@ -91,19 +91,19 @@ def test_a_rank_that_raises_is_named_with_its_last_words(start):
 
 
 def test_a_stopped_rank_is_told_from_a_group_that_stands_still(start):
-    processes = start(silence=3.0)
+    processes = start(silence=2.0)
     processes.call("add", [(1, 2), (3, 4)])
     os.kill(processes.pids[0], signal.SIGSTOP)
-    with pytest.raises(RunFailed, match="rank 0 has given no sign of life for 3 s in sleep"):
+    with pytest.raises(RunFailed, match="rank 0 has given no sign of life for 2 s in sleep"):
         processes.call("sleep", [(60, True), (60, True)])
     still = start(patience=2.0)
-    assert still.call("sleep", [(4, True), (4, True)]) == ["rested"] * 2
+    assert still.call("sleep", [(3, True), (3, True)]) == ["rested"] * 2
     with pytest.raises(RunFailed, match="no rank has got any further for 2 s in sleep"):
         still.call("sleep", [(60, False), (60, False)])
 
 
 def test_a_large_message_to_a_stopped_rank_does_not_block(start):
-    processes = start(silence=3.0)
+    processes = start(silence=2.0)
     processes.call("add", [(1, 2), (3, 4)])
     os.kill(processes.pids[1], signal.SIGSTOP)
     with pytest.raises(RunFailed, match="rank 1 has given no sign of life"):
@@ -114,7 +114,7 @@ def test_ranks_end_with_their_driver(tmp_path):
     (tmp_path / "light_host.py").write_text(HOST)
     code = (
         "import os\nfrom jurat.engine.fsdp.processes import Processes\n"
-        "p = Processes(2, host='light_host:Host')\np.call('add', [(1, 2)] * 2)\nprint(*p.pids, flush=True)\n"
+        "p = Processes(2, host='light_host:Host', preload=False)\np.call('add', [(1, 2)] * 2)\nprint(*p.pids, flush=True)\n"
         "p.call('sleep', [(60, True)] * 2)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
