@@ -234,7 +234,7 @@ class LocalLearner(LocalScorer):
     def _places(self) -> dict[str, int]:
         """{name: where its tensor begins in master and moments}."""
         start = self.network.master.storage_offset()
-        return {name: view.storage_offset() - start for name, view in self.network.views().items()}
+        return {name: int(view.storage_offset() - start) for name, view in self.network.views().items()}
 
 
 def _each(rounds: Rounds) -> Iterator[Microbatch]:

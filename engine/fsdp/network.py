@@ -108,6 +108,9 @@ class ShardedNetwork(SimpleNetwork):
         fully_shard(self.root, **settings)
         for module in self.root.modules():
             if isinstance(module, FSDPModule):
+                if not hasattr(module, "set_force_sum_reduction_for_comms"):
+                    raise ConfigError(f"torch {torch.__version__} cannot add gradients of ranks, it averages them",
+                                      where="engine.ranks", fix="install the torch of constraints.txt")  # fmt: skip
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -242,6 +243,12 @@ class Rank:
     def counters(self) -> Mapping[str, int]:
         return self.optimizer.counters()
 
+    def peak_bytes(self) -> int:
+        """Most memory that this process has had."""
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
     # ---- publishing ----
 
     def share(self, path: Path, dtypes: Mapping[str, str], bucket_bytes: int) -> int:
@@ -281,6 +288,22 @@ class Rank:
                 dtype=getattr(torch, dtype),
             )  # fmt: skip
         return {name: tensor.float().cpu().numpy() for name, tensor in wanted.items()}, moved
+
+    def message(self, size: int) -> Carried:
+        """One message of ``size`` bytes from rank 0 to rank 1: the link's speed."""
+        import torch.distributed as dist
+
+        rank, data = self.network.rank, torch.zeros(size, dtype=torch.uint8, device=self.network.device)
+        dist.barrier()
+        began = time.perf_counter()
+        if rank == 0:
+            dist.send(data, 1)
+        elif rank == 1:
+            dist.recv(data, 0)
+        seconds = time.perf_counter() - began
+        return Carried(
+            bytes_sent=size * (rank == 0), bytes_received=size * (rank == 1), seconds=seconds, peak_bytes=size
+        )
 
 
 def buckets_of(shapes: Mapping[str, tuple[int, ...]], layout: Layout, bucket_bytes: int) -> tuple[Bucket, ...]:
