@@ -363,7 +363,7 @@ def _read(
                             file.get_slice(moment), tensor, flat[name], shapes[key], layout.box(key, shapes[key], rank)
                         )
                     return
-                for name in names & set(shapes):
+                for name in (name for name in shapes if name in names):
                     view = file.get_slice(name)
                     if tuple(view.get_shape()) != shapes[name]:
                         raise ModelError(
