@@ -58,18 +58,22 @@ class Tally:
         for name, value in metrics.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + float(value.detach())
         self.weight += float(mb.weights[mb.loss_mask].sum())
-        moved = (current.detach() - mb.sampler_logprobs)[mb.loss_mask]
-        self.kl += float((moved.clamp(-20.0, 20.0).expm1() - moved).sum())
-        diff = moved.abs()
-        self.diff += float(diff.sum())
-        self.diff_max = max(self.diff_max, float(diff.max()) if len(diff) else 0.0)
+        if objective.sampled:
+            moved = (current.detach() - mb.sampler_logprobs)[mb.loss_mask]
+            self.kl += float((moved.clamp(-20.0, 20.0).expm1() - moved).sum())
+            diff = moved.abs()
+            self.diff += float(diff.sum())
+            self.diff_max = max(self.diff_max, float(diff.max()) if len(diff) else 0.0)
         self.entropy += float(entropy.sum())
         self.targets += len(entropy)
         return torch.zeros_like(leaf) if slope is None else slope
 
 
 class Network(Protocol):
-    """A causal language model with one flat float32 master [n] and gradient [n], matrices first."""
+    """A causal language model with one flat float32 master [n] and gradient [n], matrices first.
+
+    A critic is one too, with the value of each target's state (before the token is chosen) where a log-prob would be.
+    """
 
     @property
     def master(self) -> Tensor: ...
@@ -171,24 +175,10 @@ class LocalLearner(LocalScorer):
                 self.network.backward(on_device(trained, self.network.master.device), objective, tally)
         halfway = time.perf_counter()
         stepped = self.optimizer.step(loss=tally.loss, clip_norm=clip_norm)
-        skipped = bool(stepped["skipped"])
-        if not skipped:
+        if not stepped["skipped"]:
             self.network.refresh()
-        count = max(1, tally.targets)
-        metrics = {
-            **{name: value / (tally.weight or 1.0) for name, value in tally.metrics.items()},
-            "loss": tally.loss,
-            "grad_norm": stepped["grad_norm"],
-            "lr": stepped["lr"],
-            "entropy": tally.entropy / count,
-            "logprob_diff_mean": tally.diff / count,
-            "logprob_diff_max": tally.diff_max,
-            "kl_sampler": tally.kl / count,
-        }
-        return UpdateReport(
-            role=self.role, metrics=metrics, tokens=tally.targets, forwarded_tokens=tally.forwarded, skipped=skipped,
-            seconds={"forward_backward": halfway - began, "optimizer": time.perf_counter() - halfway},
-        )  # fmt: skip
+        seconds = {"forward_backward": halfway - began, "optimizer": time.perf_counter() - halfway}
+        return reported(self.role, tally, stepped, objective, clip_norm=clip_norm, seconds=seconds)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -206,9 +196,12 @@ class LocalLearner(LocalScorer):
             "model.safetensors": write_tensors(folder / "model.safetensors", self.network.views()),
             "optimizer.safetensors": write_tensors(folder / "optimizer.safetensors", self.optimizer.tensors()),
         }
-        state = {"role": self.role, "optimizer": dict(self.optimizer.counters()), "layout": self._places()}
-        (folder / "learner.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
+        (folder / "learner.json").write_text(json.dumps(self.state(), indent=2, sort_keys=True) + "\n")
         record_digests(folder, digests)
+
+    def state(self) -> dict[str, Any]:
+        """What ``learner.json`` holds."""
+        return {"role": self.role, "optimizer": dict(self.optimizer.counters()), "layout": self._places()}
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Continue from ``save``; ``weights_only`` takes the model and starts its optimiser and schedule anew."""
@@ -235,6 +228,37 @@ class LocalLearner(LocalScorer):
         """{name: where its tensor begins in master and moments}."""
         start = self.network.master.storage_offset()
         return {name: int(view.storage_offset() - start) for name, view in self.network.views().items()}
+
+
+def reported(
+    role: str,
+    tally: Tally,
+    stepped: Mapping[str, float],
+    objective: Objective,
+    *,
+    clip_norm: float | None,
+    seconds: Mapping[str, float],
+) -> UpdateReport:
+    """What is told of an update: ``tally`` of its passes, ``stepped`` of its optimiser."""
+    count = max(1, tally.targets)
+    moved = {
+        "logprob_diff_mean": tally.diff / count,
+        "logprob_diff_max": tally.diff_max,
+        "kl_sampler": tally.kl / count,
+    }
+    metrics = {
+        **{name: value / (tally.weight or 1.0) for name, value in tally.metrics.items()},
+        "loss": tally.loss,
+        "grad_norm": stepped["grad_norm"],
+        "lr": stepped["lr"],
+        **({} if role == "critic" else {"entropy": tally.entropy / count}),
+        **(moved if objective.sampled else {}),
+        **({} if clip_norm is None else {"clip_norm": clip_norm}),
+    }
+    return UpdateReport(
+        role=role, metrics=metrics, tokens=tally.targets, forwarded_tokens=tally.forwarded,
+        skipped=bool(stepped["skipped"]), seconds=seconds,
+    )  # fmt: skip
 
 
 def _each(rounds: Rounds) -> Iterator[Microbatch]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -14,10 +15,11 @@ from jurat.engine import compute, threads
 from jurat.engine.batching import BatchedSampler
 from jurat.engine.decoding import Decoder
 from jurat.engine.learner import LocalLearner, LocalScorer, Network
+from jurat.engine.lora import AdaptedNetwork, Layout, LoRALearner, layout
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.ports import Scorer
-from jurat.platform.recipe import Engine, Optim, SamplingPart
+from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -34,6 +36,8 @@ class LocalEngine:
     """The sampler itself: what it has to do at a publish depends on its own copies."""
     reference: Callable[[], Scorer]
     """Makes a scorer with a copy of the weights as they are now."""
+    critic: Callable[[Optim, int], LocalLearner]
+    """(settings, optimiser steps) -> a value model that begins with the policy's weights as they are now."""
     info: Mapping[str, Any]
     """For doctor and the run record: path and why, threads, dtype, parameters."""
 
@@ -43,8 +47,17 @@ class LocalEngine:
             self.learner.close()
 
 
-def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *, total_steps: int) -> LocalEngine:
-    """Load a checked model folder. Raises ModelError or ConfigError.
+def build(
+    folder: Path,
+    engine: Engine,
+    optim: Optim,
+    sampling: SamplingPart,
+    *,
+    total_steps: int,
+    lora: LoRA | None = None,
+    seed: int = 0,
+) -> LocalEngine:
+    """Load a checked model folder. Raises ModelError or ConfigError. ``seed`` is that of adapters.
 
     Sampler and learner share the working copy of the weights, or the sampler keeps one in its own format that
     ``link.publish`` makes anew.
@@ -56,19 +69,29 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
     tokenizer = HFTokenizer(folder)
     config = AutoConfig.from_pretrained(folder)
     reason = _why_simple(config, engine)
-    _refuse(engine)
+    _refuse(engine, lora)
     if engine.ranks > 1:
         return _sharded(folder, engine, optim, sampling, total_steps, config, tokenizer, simple=reason)
     make = _simple if reason else _fast
     compute.call(threads.set_up, count)
-    network, decoder, reference = compute.call(make, folder, engine, sampling)
+    adapters = layout(folder, lora) if lora else None
+    network, decoder, reference, values = compute.call(make, folder, engine, sampling, adapters)
     sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
-    learner = compute.call(LocalLearner, network, optim, total=total_steps, source=folder)
+    learner: LocalLearner
+    if adapters:
+        adapted = cast(AdaptedNetwork, network)
+        learner = compute.call(
+            LoRALearner, adapted, optim, total=total_steps, source=folder, layout=adapters, seed=seed
+        )
+    else:
+        learner = compute.call(LocalLearner, network, optim, total=total_steps, source=folder)
     info = {
         "path": "simple" if reason else "fast",
         "why": reason,
         "model": config.model_type,
-        "parameters": network.master.numel(),
+        "parameters": adapters.parameters if adapters else network.master.numel(),
+        "trainable": network.master.numel(),
+        "lora": lora.model_dump() if lora else None,
         "dtype": engine.dtype,
         "kernels": decoder.kernels,
         "device": engine.device,
@@ -79,11 +102,12 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
     }
     return LocalEngine(
         tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
-        reference=lambda: compute.call(reference), info=info,
+        reference=lambda: compute.call(reference),
+        critic=lambda optim, total: compute.call(_critic, values, network, optim, total, folder), info=info,
     )  # fmt: skip
 
 
-def _refuse(engine: Engine) -> None:
+def _refuse(engine: Engine, lora: LoRA | None) -> None:
     """Raise ConfigError for keys that several ranks cannot honour."""
     if engine.ranks % engine.tp:
         raise ConfigError(f"{engine.ranks} ranks cannot be cut into groups of {engine.tp}", where="engine.tp",
@@ -93,12 +117,19 @@ def _refuse(engine: Engine) -> None:
             "engine.path: fast learns in one process; several ranks learn with the transformers model, cut by FSDP",
             where="engine.path", fix="set engine.path: auto (the sampler is then still the fast one), or engine.ranks: 1",
         )  # fmt: skip
+    if engine.ranks > 1 and lora:
+        raise _single("lora")
     if engine.offload and (engine.ranks == 1 or engine.device == "cpu"):
         raise ConfigError("engine.offload moves slices of several ranks from their GPUs to the CPU", where="engine.offload",
                           fix="set engine.ranks above 1 and engine.device: cuda, or leave it out")  # fmt: skip
     if engine.ranks > 1 and engine.device.startswith("cuda") and torch.cuda.device_count() < engine.ranks:
         raise ConfigError(f"{engine.ranks} ranks need a GPU each, this machine has {torch.cuda.device_count()}",
                           where="engine.ranks", fix="lower engine.ranks")  # fmt: skip
+
+
+def _single(what: str) -> ConfigError:
+    return ConfigError(f"{what} learns in one process, not over several ranks", where="engine.ranks",
+                       fix="set engine.ranks: 1")  # fmt: skip
 
 
 def _sharded(
@@ -119,6 +150,10 @@ def _sharded(
     except BaseException:
         learner.close()
         raise
+
+    def critic(optim: Optim, total_steps: int) -> LocalLearner:
+        raise _single("a critic")
+
     sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
     info = {
         "path": "fsdp", "sampler": "simple" if simple else "fast", "why": simple, "model": config.model_type,
@@ -128,7 +163,7 @@ def _sharded(
     }
     return LocalEngine(
         tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
-        reference=lambda: learner.keep("reference"), info=info,
+        reference=lambda: learner.keep("reference"), critic=critic, info=info,
     )  # fmt: skip
 
 
@@ -145,10 +180,22 @@ def _why_simple(config: PretrainedConfig, engine: Engine) -> str:
     return reason
 
 
-Made = tuple[Network, Decoder, Callable[[], Scorer]]
+def _critic(make: Callable[[], Network], policy: Network, optim: Optim, total_steps: int, source: Path) -> LocalLearner:
+    network = make()
+    own = network.views()
+    with torch.no_grad():
+        for name, view in policy.views().items():
+            if name in own:
+                own[name].copy_(view)
+    network.refresh()
+    return LocalLearner(network, optim, total=total_steps, source=source, role="critic")
 
 
-def _fast(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
+Made = tuple[Network, Decoder, Callable[[], Scorer], Callable[[], Network]]
+"""The policy, its decoder, and what makes a copy that scores and a value model with a zero head."""
+
+
+def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
     from jurat.engine.llama.learner import LlamaNetwork
     from jurat.engine.llama.sampler import LlamaDecoder
     from jurat.engine.llama.weights import FlatWeights
@@ -158,17 +205,34 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
     def network(of: FlatWeights) -> LlamaNetwork:
         return LlamaNetwork(of, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing)
 
+    def values() -> LlamaNetwork:
+        shape = replace(weights.shape, values=True)
+        return network(FlatWeights(shape, dtype=weights.dtype, device=engine.device))
+
+    if adapters:
+        from jurat.engine.llama.lora import LlamaLoRA
+
+        adapted = LlamaLoRA(
+            weights, adapters, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
+        )
+        decoder = LlamaDecoder(adapted.weights, native=engine.kernels == "auto")
+        return adapted, decoder, lambda: LocalScorer(network(adapted.weights.apart())), values
     decoder = LlamaDecoder(weights, native=engine.kernels == "auto")
-    return network(weights), decoder, lambda: LocalScorer(network(weights.copy()))
+    return network(weights), decoder, lambda: LocalScorer(network(weights.copy())), values
 
 
-def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
-    from jurat.engine.simple.learner import SimpleNetwork
+def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
+    from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork
     from jurat.engine.simple.sampler import SimpleDecoder
 
     dtype = getattr(torch, engine.dtype)
     learning = _load(folder, torch.float32, engine.device)
-    network = SimpleNetwork(
+    make: Callable[..., SimpleNetwork] = SimpleNetwork
+    if adapters:
+        from jurat.engine.simple.lora import BareScorer, SimpleLoRA
+
+        make = partial(SimpleLoRA, layout=adapters)
+    network = make(
         learning, dtype=dtype, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
     )
     if dtype == torch.float32:
@@ -177,6 +241,8 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
         decoder = SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
 
     def reference() -> Scorer:
+        if adapters:
+            return BareScorer(network)
         frozen = SimpleNetwork(
             _load(folder, torch.float32, engine.device), dtype=dtype, temperature=sampling.temperature
         )
@@ -184,7 +250,11 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
             frozen.master.copy_(network.master)
         return LocalScorer(frozen)
 
-    return network, decoder, reference
+    def values() -> SimpleValueNetwork:
+        model = _load(folder, torch.float32, engine.device)
+        return SimpleValueNetwork(model, dtype=dtype, checkpointing=engine.activation_checkpointing)
+
+    return network, decoder, reference, values
 
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:

@@ -73,7 +73,7 @@ def bias(recipe: parts.Recipe, algorithm: Algorithm) -> list[str]:
             f"allocation.name {part.name} gives prompts unequal sample counts, and algorithm.aggregation weighs a prompt "
             "by them: a curriculum. algorithm.aggregation: prompt-mean counts each prompt once"
         )
-    if algorithm.estimator != "rloo":
+    if algorithm.estimator not in ("rloo", "gae"):
         said.append(
             f"allocation.name {part.name} gives prompts unequal sample counts, and the scale of algorithm.advantage "
             "depends on the count. algorithm.advantage: rloo does not"

@@ -23,7 +23,7 @@ from jurat.engine import compute
 from jurat.engine.fsdp.optim import MOMENTS
 from jurat.engine.fsdp.processes import Processes
 from jurat.engine.fsdp.worker import WIDEST, RankSpec, Updated, buckets_of, places_of, to_columns
-from jurat.engine.learner import Tally, worth_training
+from jurat.engine.learner import Tally, reported, worth_training
 from jurat.engine.reshard import Carried, Layout, within
 from jurat.engine.tensorfile import digest_of, lay_out, record_digests, write_side_files
 from jurat.platform.ports import Objective
@@ -122,23 +122,9 @@ class FsdpLearner:
     def _update(self, rounds: Rounds, objective: Objective, clip_norm: float | None) -> UpdateReport:
         trained = trimmed(rounds, objective)
         parts: list[Updated] = self._dealt("update", trained, objective, clip_norm)
-        tally, stepped = summed([part.tally for part in parts[:: self.spec.tp]]), parts[0].stepped
-        targets = max(1, tally.targets)
-        metrics = {
-            **{name: value / (tally.weight or 1.0) for name, value in tally.metrics.items()},
-            "loss": stepped["loss"],
-            "grad_norm": stepped["grad_norm"],
-            "lr": stepped["lr"],
-            "entropy": tally.entropy / targets,
-            "logprob_diff_mean": tally.diff / targets,
-            "logprob_diff_max": tally.diff_max,
-            "kl_sampler": tally.kl / targets,
-        }
-        return UpdateReport(
-            role=self.role, metrics=metrics, tokens=tally.targets, forwarded_tokens=tally.forwarded,
-            skipped=bool(stepped["skipped"]),
-            seconds={name: max(part.seconds[name] for part in parts) for name in parts[0].seconds},
-        )  # fmt: skip
+        tally = summed([part.tally for part in parts[:: self.spec.tp]])
+        seconds = {name: max(part.seconds[name] for part in parts) for name in parts[0].seconds}
+        return reported(self.role, tally, parts[0].stepped, objective, clip_norm=clip_norm, seconds=seconds)
 
     def keep(self, name: str) -> FsdpScorer:
         """A scorer with a copy of the weights as they are now, cut as they are."""

@@ -54,7 +54,7 @@ class ShardedAdamW:
     def step(
         self, gradients: Mapping[str, Tensor], *, loss: float = 0.0, clip_norm: float | None = None
     ) -> Mapping[str, float]:
-        """Clip, step; ``grad_norm``, ``lr``, ``skipped`` and the summed ``loss``, the same on every rank.
+        """Clip, step; ``grad_norm``, ``lr`` and ``skipped``, the same on every rank.
 
         ``loss`` is what this rank adds to the update's. A non-finite gradient or loss anywhere changes nothing anywhere.
         """
@@ -77,7 +77,7 @@ class ShardedAdamW:
             for parameter in self._parameters.values():
                 parameter.grad = None
         self.applied += finite
-        return {"grad_norm": norm, "lr": rate, "skipped": float(not finite), "loss": loss}
+        return {"grad_norm": norm, "lr": rate, "skipped": float(not finite)}
 
     def tensors(self) -> Mapping[str, Tensor]:
         """{moment.name: box}, as they are (no copy); empty boxes are left out."""
