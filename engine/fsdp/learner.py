@@ -9,11 +9,10 @@ import os
 import shutil
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from jurat.engine import compute
 from jurat.engine.fsdp.optim import MOMENTS
-from jurat.engine.fsdp.processes import Processes
 from jurat.engine.fsdp.worker import WIDEST, RankSpec, Updated, buckets_of, places_of, to_columns
 from jurat.engine.learner import Tally, reported, worth_training
 from jurat.engine.reshard import Carried, Layout, within
@@ -34,6 +32,23 @@ T = TypeVar("T")
 BUCKET_BYTES = 1 << 26
 """Weights on their way to the sampler: shared memory that a publish takes."""
 SHARED = Path("/dev/shm")
+
+
+class Hosts(Protocol):
+    """Where ranks live: processes of this machine, or actors elsewhere (which would need another ``pull``)."""
+
+    failed: str
+    """Why they have ended; '' while they have not."""
+
+    def meeting(self) -> str:
+        """A new place where ranks find one another: a URL for torch.distributed."""
+        ...
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call ``method`` of the first ``len(arguments)`` ranks at once; what each returned. Raises RunFailed."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class FsdpScorer:
@@ -54,7 +69,7 @@ class FsdpLearner:
     ``close`` is left.
     """
 
-    def __init__(self, spec: RankSpec, processes: Processes, *, role: str = "policy") -> None:
+    def __init__(self, spec: RankSpec, processes: Hosts, *, role: str = "policy") -> None:
         self.role, self.source, self.spec, self.processes = role, spec.folder, spec, processes
         self.ranks = spec.ranks // spec.tp
         """Those with microbatches of their own."""
@@ -62,8 +77,8 @@ class FsdpLearner:
         """The last ``pull``."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fsdp")
         self._shared: tuple[Mapping[str, torch.dtype], np.memmap[Any, np.dtype[np.uint8]]] | None = None
-        meeting = processes.folder / uuid.uuid4().hex
-        specs = [dataclasses.replace(spec, rank=rank, rendezvous=f"file://{meeting}") for rank in range(spec.ranks)]
+        meeting = processes.meeting()
+        specs = [dataclasses.replace(spec, rank=rank, rendezvous=meeting) for rank in range(spec.ranks)]
         opened = self.wait(processes.call, "open", [(each,) for each in specs])
         self.shapes: Mapping[str, tuple[int, ...]]
         self.layout: Layout
@@ -147,8 +162,7 @@ class FsdpLearner:
         moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in self.shapes.items()}
         for name, shapes, what in (("model", self.shapes, "weights"), ("optimizer", moments, "moments")):
             path = folder / f"{name}.safetensors"
-            offsets = lay_out(path, shapes, dtype=torch.float32)
-            self._everywhere("write", path, offsets, what)
+            self._everywhere("write", path, what, lay_out(path, shapes, dtype=torch.float32))
         counters = self._everywhere("counters")[0]
         state = {"role": self.role, "optimizer": dict(counters), "moments": "named"}
         (folder / "learner.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
@@ -195,7 +209,7 @@ class FsdpLearner:
     def _share(self, dtypes: Mapping[str, torch.dtype]) -> np.memmap[Any, np.dtype[np.uint8]]:
         """One bucket of memory that all processes see."""
         size = min(BUCKET_BYTES, WIDEST * self.parameters)
-        folder = SHARED if SHARED.is_dir() and shutil.disk_usage(SHARED).free > 2 * size else self.processes.folder
+        folder = SHARED if SHARED.is_dir() and shutil.disk_usage(SHARED).free > 2 * size else None
         with tempfile.NamedTemporaryFile(dir=folder, prefix="jurat-weights-") as file:
             os.posix_fallocate(file.fileno(), 0, size)
             self._everywhere(

@@ -79,20 +79,16 @@ class ShardedAdamW:
         self.applied += finite
         return {"grad_norm": norm, "lr": rate, "skipped": float(not finite)}
 
-    def tensors(self) -> Mapping[str, Tensor]:
-        """{moment.name: box}, as they are (no copy); empty boxes are left out."""
+    def moments(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """{moment: {name: box}}, as they are (no copy); empty boxes are left out."""
         state = self._adam.state
-        return {
-            f"{moment}.{name}": state[parameter][moment]
-            for moment in MOMENTS
-            for name, parameter in self._parameters.items()
-        }
+        return {moment: {name: state[p][moment] for name, p in self._parameters.items()} for moment in MOMENTS}
 
     def counters(self) -> Mapping[str, int]:
         return {"step_count": self.step_count, "applied": self.applied}
 
     def restore(self, counters: Mapping[str, int]) -> None:
-        """Continue from ``counters``, once ``tensors()`` hold the moments that belong to them."""
+        """Continue from ``counters``, once ``moments()`` hold those that belong to them."""
         self.step_count, self.applied = counters["step_count"], counters["applied"]
         for parameter in self._parameters.values():
             self._adam.state[parameter]["step"].fill_(float(self.applied))

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -134,6 +135,10 @@ class Processes:
             raise self._give_up(f"rank {rank} failed in {method}: {error}", log=f"rank-{rank}.log") from error
         return [answers[rank] for rank in range(len(arguments))]
 
+    def meeting(self) -> str:
+        """A new place where ranks find one another."""
+        return f"file://{self.folder / uuid.uuid4().hex}"
+
     def close(self) -> None:
         """End all processes; what they share is removed."""
         self.failed = self.failed or "closed"
@@ -202,6 +207,7 @@ class Host:
 
     def __init__(self) -> None:
         self.rank: Any = None
+        self.progress = 0
 
     @staticmethod
     def prepare() -> None:
@@ -212,7 +218,7 @@ class Host:
     def open(self, spec: Any) -> Any:
         from jurat.engine.fsdp.worker import Rank
 
-        self.rank = Rank(spec)
+        self.rank = Rank(spec, self._tick)
         return self.rank.network.shapes, self.rank.network.layout
 
     def shut(self) -> None:
@@ -221,9 +227,8 @@ class Host:
             self.rank.close()
             self.rank = None
 
-    @property
-    def progress(self) -> int:
-        return self.rank.progress if self.rank is not None else 0
+    def _tick(self) -> None:
+        self.progress += 1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rank, name)

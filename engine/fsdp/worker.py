@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,8 @@ from torch import Tensor
 from jurat.engine import threads
 from jurat.engine.folders import weight_files
 from jurat.engine.fsdp.network import PARTIAL, ShardedNetwork, tied
-from jurat.engine.fsdp.optim import MOMENTS, ShardedAdamW
+from jurat.engine.fsdp.optim import ShardedAdamW
+from jurat.engine.fsdp.storing import Boxes
 from jurat.engine.learner import Tally, on_device
 from jurat.engine.reshard import Bucket, Carried, Layout, Piece, carry, count, plan, within
 from jurat.platform.errors import ModelError
@@ -65,15 +66,16 @@ class Updated:
 
 
 class Rank:
-    """Joins the ranks of ``spec`` and holds its slices. Methods are collective: every rank is called alike, in order."""
+    """Joins the ranks of ``spec`` and holds its slices. Methods are collective: every rank is called alike, in order.
 
-    def __init__(self, spec: RankSpec) -> None:
+    ``tick`` is called whenever it gets further: a learner whose ranks stand still hangs.
+    """
+
+    def __init__(self, spec: RankSpec, tick: Callable[[], None] = lambda: None) -> None:
         import torch.distributed as dist
 
         threads.set_up(spec.threads)
-        self.spec = spec
-        self.progress = 0
-        """Grows while there is something to do: a learner whose ranks stand still hangs."""
+        self.spec, self._tick = spec, tick
         self._kept: dict[str, dict[str, Tensor]] = {}
         self._shared: np.ndarray | None = None
         self._buckets: tuple[Bucket, ...] = ()
@@ -101,6 +103,7 @@ class Rank:
             spec.folder, self.mesh, dtype=getattr(torch, spec.dtype), temperature=spec.temperature,
             checkpointing=spec.checkpointing, offload=spec.offload, tick=self._tick,
         )  # fmt: skip
+        self.boxes = Boxes(network.shapes, network.layout, network.rank, self._tick)
         self.read(spec.folder)
         network.check()
         slices = network.slices()
@@ -195,49 +198,42 @@ class Rank:
     def _microbatch(self, columns: Columns) -> Microbatch:
         return on_device(from_columns(columns), self.network.device)
 
-    def _tick(self) -> None:
-        self.progress += 1
-
     # ---- storing ----
 
-    def write(self, path: Path, offsets: Mapping[str, int], what: str) -> None:
-        """Write this rank's boxes of ``what`` (weights or moments) into a safetensors file that is laid out already.
+    def write(self, path: Path, what: str, offsets: Mapping[str, int]) -> None:
+        """Write this rank's boxes of ``what`` ("weights" or "moments") into a safetensors file that is laid out already.
 
         ``offsets`` are those of each tensor's first byte in the file. No other rank writes the same bytes.
         """
-        network = self.network
-        for key, tensor in (network.slices() if what == "weights" else self.optimizer.tensors()).items():
-            name = key if what == "weights" else key.partition(".")[2]
-            box = network.layout.box(name, network.shapes[name], network.rank)
-            if count(box) and network.layout.owns(name, network.rank):
-                whole = np.memmap(path, np.float32, "r+", offset=offsets[key], shape=network.shapes[name] or (1,))
-                whole[tuple(slice(start, stop) for start, stop in box)] = tensor.cpu().numpy()
-                whole.flush()
-            self._tick()
+        if what == "weights":
+            self.boxes.write(path, self.network.slices(), offsets)
+        else:
+            for moment, tensors in self.optimizer.moments().items():
+                self.boxes.write(path, tensors, offsets, prefix=f"{moment}.")
 
     def read(self, folder: Path) -> None:
         """Fill the slices from the weights of an HF folder. Raises ModelError."""
-        network = self.network
-        _read(weight_files(folder), network.slices(), network.shapes, network.layout, network.rank,
-              extra=tied(network.model), where=folder)  # fmt: skip
+        self.boxes.read(weight_files(folder), self.network.slices(), spare=tied(self.network.model))
 
     def restore(self, folder: Path) -> None:
-        """Moments and counters of a checkpoint, of whatever world size, or of a learner in one process."""
+        """Moments and counters of a checkpoint of any world size: by name, or flat as a learner in one process writes."""
         state = json.loads((folder / "learner.json").read_text())
-        network = self.network
-        shapes = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in network.shapes.items()}
-        layout = Layout(
-            fsdp=network.layout.fsdp, tp=network.layout.tp,
-            dims={f"{moment}.{name}": dim for moment in MOMENTS for name, dim in network.layout.dims.items()},
-        )  # fmt: skip
-        _read([folder / "optimizer.safetensors"], self.optimizer.tensors(), shapes, layout, network.rank,
-              flat=state.get("layout", {}), where=folder)  # fmt: skip
+        path = folder / "optimizer.safetensors"
+        for moment, tensors in self.optimizer.moments().items():
+            if state.get("moments") == "named":
+                self.boxes.read([path], tensors, prefix=f"{moment}.", spare=set())
+            elif state.get("layout"):
+                self.boxes.read_flat(path, moment, tensors, state["layout"])
+            else:
+                raise ModelError("the moments of this checkpoint are not those of the whole model", where=str(folder),
+                                 fix="begin a run from its weights (jurat export)")  # fmt: skip
         self.optimizer.restore(state["optimizer"])
 
     def forget(self) -> None:
         """Start the optimiser and its schedule anew."""
-        for moment in self.optimizer.tensors().values():
-            moment.zero_()
+        for tensors in self.optimizer.moments().values():
+            for tensor in tensors.values():
+                tensor.zero_()
         self.optimizer.restore({"step_count": 0, "applied": 0})
 
     def counters(self) -> Mapping[str, int]:
@@ -330,63 +326,3 @@ def to_columns(mb: Microbatch) -> Columns:
 
 def from_columns(columns: Columns) -> Microbatch:
     return Microbatch(**{name: torch.from_numpy(array) for name, array in columns.items()})
-
-
-@torch.no_grad()
-def _read(
-    paths: Sequence[Path],
-    into: Mapping[str, Tensor],
-    shapes: Mapping[str, tuple[int, ...]],
-    layout: Layout,
-    rank: int,
-    *,
-    extra: set[str] | None = None,
-    flat: Mapping[str, int] | None = None,
-    where: Path,
-) -> None:
-    """Fill boxes from safetensors files, reading no more than the box. ``flat``: places in flat moments of one process.
-
-    Raises ModelError for a tensor that is missing, unknown or of another shape.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    fix = "resume with the recipe and model that wrote this folder"
-    missing, unknown = set(shapes), set[str]()
-    for path in paths:
-        try:
-            with safe_open(path, framework="pt") as file:
-                names = set(file.keys())
-                if flat and names == set(MOMENTS):
-                    for key, tensor in into.items():
-                        moment, _, name = key.partition(".")
-                        _from_flat(
-                            file.get_slice(moment), tensor, flat[name], shapes[key], layout.box(key, shapes[key], rank)
-                        )
-                    return
-                for name in (name for name in shapes if name in names):
-                    view = file.get_slice(name)
-                    if tuple(view.get_shape()) != shapes[name]:
-                        raise ModelError(
-                            f"tensor {name!r}: got shape {view.get_shape()}, this model has {list(shapes[name])}",
-                            where=str(path), fix=fix,
-                        )  # fmt: skip
-                    box = layout.box(name, shapes[name], rank)
-                    if count(box):
-                        into[name].copy_(view[tuple(slice(start, stop) for start, stop in box)])
-                missing -= names
-                unknown |= {name for name in names - set(shapes) if not name.endswith("rotary_emb.inv_freq")}
-        except SafetensorError as error:
-            raise ModelError(f"damaged weights: {error}", where=str(path), fix="fetch the model again") from error
-    odd = sorted(missing | (unknown - (extra or set())))
-    if odd:
-        raise ModelError(
-            f"{len(odd)} tensors differ from what this model has, first {odd[0]!r}", where=str(where), fix=fix
-        )
-
-
-def _from_flat(view: Any, tensor: Tensor, at: int, shape: tuple[int, ...], box: tuple[tuple[int, int], ...]) -> None:
-    """Read a box of the tensor of ``shape`` that begins ``at`` elements into a flat one."""
-    row = count(tuple((0, size) for size in shape[1:]))
-    start, stop = box[0]
-    rows = view[at + start * row : at + stop * row].view(stop - start, *shape[1:])
-    tensor.copy_(within(rows, ((start, stop), *((0, size) for size in shape[1:])), box))

@@ -46,6 +46,7 @@ class SimpleNetwork:
         self.model, self.dtype, self.temperature, self.chunk = model, dtype, temperature, chunk
         silence(model, checkpointing=checkpointing)
         self.master, self.num_matrix = _flatten(self.learned())
+        self.device = self.master.device
         self.packs = self._check()
 
     def learned(self) -> Iterable[nn.Parameter]:
@@ -113,7 +114,7 @@ class SimpleNetwork:
     @torch.no_grad()
     def _check(self) -> bool:
         """Whether packing gives each segment's own states; raises ModelError if the head cannot be run by itself."""
-        device = self.model.device
+        device = self.device
         tokens = torch.arange(1, 8, device=device) % self.model.config.get_text_config().vocab_size
         offsets = torch.tensor([0, 3, 7], device=device)
         self.packs = False
