@@ -1,6 +1,6 @@
 """A learner cut over ranks, measured: an update, the weights on their way to the sampler, a checkpoint, resharding.
 
-    python benchmarks/ranks.py [--model smollm2] [--home .jurat] [--worlds 1x1,2x1,1x2,2x2] [--tokens 1024] [--json OUT]
+    python benchmarks/ranks.py [--model smollm2] [--home .jurat] [--worlds 1x1,2x1,1x3] [--tokens 1024] [--json OUT]
 
 Worlds are fsdp x tp; one thread each. ``pull`` is what a publish costs (bfloat16, through shared memory), ``reshard`` brings
 the slices to tensor-parallel samplers on the same ranks over gloo, against one message of 64 MiB between two ranks. The
@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--home", type=Path, default=Path(".jurat"))
-    parser.add_argument("--worlds", default="1x1,2x1,1x2,2x2")
+    parser.add_argument("--worlds", default="1x1,2x1,1x3")
     parser.add_argument("--tokens", type=int, default=1024, help="of an update, in segments of 128")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json", type=Path)
@@ -42,16 +42,15 @@ def main() -> None:
     threads.set_up(1)
     folder = models.resolve(args.model, args.home)
     worlds = [tuple(map(int, world.split("x"))) for world in args.worlds.split(",")]
-    processes = Processes(max(fsdp * tp for fsdp, tp in worlds), env={"OMP_NUM_THREADS": "1"})
     rows = []
-    try:
-        for fsdp, tp in worlds:
+    for fsdp, tp in worlds:
+        processes = Processes(fsdp * tp, env={"OMP_NUM_THREADS": "1"})
+        try:
             learner = FsdpLearner(RankSpec(folder=folder, ranks=fsdp * tp, tp=tp, dtype=args.dtype), processes)
             rows.append(measure(learner, args.tokens))
             print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
-            learner.leave()
-    finally:
-        processes.close()
+        finally:
+            processes.close()
     if args.json:
         args.json.write_text(json.dumps({"model": args.model, "dtype": args.dtype, "rows": rows}, indent=2) + "\n")
 

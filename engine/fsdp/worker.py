@@ -270,18 +270,18 @@ class Rank:
 
     def carried(self, target: Layout, dtype: str, bucket_bytes: int) -> tuple[dict[str, FloatArray], Carried]:
         """This rank's boxes of ``target`` (none if it is none of its ranks), sent from rank to rank as ``dtype``."""
-        network = self.network
+        network, kind = self.network, getattr(torch, dtype)
         boxes = {name: target.box(name, shape, network.rank) for name, shape in network.shapes.items()}
         wanted = {
-            name: torch.empty([stop - start for start, stop in box], dtype=getattr(torch, dtype), device=network.device)
+            name: torch.empty([stop - start for start, stop in box], dtype=kind, device=network.device)
             for name, box in boxes.items()
             if network.rank in target.ranks
         }
         with torch.no_grad():
             moved = carry(
-                plan(network.shapes, network.layout, target, bucket_bytes=bucket_bytes, itemsize=WIDEST),
+                plan(network.shapes, network.layout, target, bucket_bytes=bucket_bytes, itemsize=kind.itemsize),
                 network.shapes, network.layout, target, rank=network.rank, held=network.slices(), wanted=wanted,
-                dtype=getattr(torch, dtype),
+                dtype=kind,
             )  # fmt: skip
         return {name: tensor.float().cpu().numpy() for name, tensor in wanted.items()}, moved
 
