@@ -59,11 +59,16 @@ def lay_out(path: Path, shapes: Mapping[str, Sequence[int]], *, dtype: torch.dty
     with open(path, "wb") as file:
         file.write(head)
         file.flush()
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, ends[-1])
-        else:
-            file.truncate(ends[-1])
+        reserve(file.fileno(), ends[-1])
     return dict(zip(shapes, ends, strict=False))
+
+
+def reserve(handle: int, size: int) -> None:
+    """Make a file that long, with room taken where the system can: who maps it dies if there is none. Raises OSError."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, size)
+    else:
+        os.ftruncate(handle, size)
 
 
 def _head(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> tuple[bytes, list[int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import shutil
 import tempfile
 import time
@@ -23,7 +22,7 @@ from jurat.engine.fsdp.optim import MOMENTS
 from jurat.engine.fsdp.worker import WIDEST, RankSpec, Updated, buckets_of, places_of, to_columns
 from jurat.engine.learner import Tally, reported, worth_training
 from jurat.engine.reshard import Carried, Layout, within
-from jurat.engine.tensorfile import digest_of, lay_out, record_digests, write_side_files
+from jurat.engine.tensorfile import digest_of, lay_out, record_digests, reserve, write_side_files
 from jurat.platform.ports import Objective
 from jurat.platform.types import FloatArray, Microbatch, Rounds, UpdateReport
 
@@ -211,7 +210,7 @@ class FsdpLearner:
         size = min(BUCKET_BYTES, WIDEST * self.parameters)
         folder = SHARED if SHARED.is_dir() and shutil.disk_usage(SHARED).free > 2 * size else None
         with tempfile.NamedTemporaryFile(dir=folder, prefix="jurat-weights-") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            reserve(file.fileno(), size)
             self._everywhere(
                 "share", Path(file.name), {k: str(v).removeprefix("torch.") for k, v in dtypes.items()}, BUCKET_BYTES
             )

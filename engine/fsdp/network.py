@@ -3,9 +3,9 @@
 The model is made without memory for its parameters; each layer gets real ones only until it is cut, so no rank ever
 holds more than its own slices and one layer. Values are then read slice by slice.
 
-Seams: ``torch.compile`` would wrap each layer in ``_cut`` before ``fully_shard``; a fused head (liger) takes the place of
-``chunked_logprobs`` in ``SimpleNetwork._logprobs``; sequence parallelism would cut ``mb.tokens`` in ``_within`` and give
-``PLAN`` sequence-parallel norms.
+Seams: ``torch.compile`` would wrap each layer in ``_cut`` before ``fully_shard``; a fused head and log-prob (liger) takes
+the place of ``chunked_logprobs`` in ``SimpleNetwork._logprobs``; sequence parallelism would cut ``mb.tokens`` in ``_within``
+and give ``PLAN`` sequence-parallel norms.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from jurat.engine.fsdp.head import VocabularyParallel
 from jurat.engine.learner import Tally
 from jurat.engine.reshard import Layout, Shape
 from jurat.engine.simple.learner import SimpleNetwork, silence
@@ -69,6 +70,11 @@ class ShardedNetwork(SimpleNetwork):
         self.shapes: Mapping[str, Shape] = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         size, tp = mesh["fsdp"].size(), mesh["tp"].size()
         dims = tensor_parallel_dims(self.model, tp) if tp > 1 else {}
+        self.vocabulary = tp > 1 and self.model.config.vocab_size % tp == 0
+        """Whether embedding and head are cut along the vocabulary too; else every tensor-parallel rank has them whole."""
+        if self.vocabulary:
+            ends = (self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight)
+            dims |= {name: 0 for name, p in self.model.named_parameters() if any(p is end for end in ends)}
         self.layout = Layout(fsdp=size, tp=tp, dims=dims)
         self.rank = mesh["fsdp"].get_local_rank() * tp + mesh["tp"].get_local_rank()
         self.device = (
@@ -89,6 +95,7 @@ class ShardedNetwork(SimpleNetwork):
             OffloadPolicy,
             fully_shard,
         )
+        from torch.distributed.tensor import Replicate
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
         settings: dict[str, Any] = {
@@ -106,6 +113,15 @@ class ShardedNetwork(SimpleNetwork):
                 parallelize_module(layer, mesh["tp"], styles)  # type: ignore[arg-type]
             fully_shard(layer, **settings)
         _materialise(self.root, made, self.device)
+        if self.vocabulary:
+            embed, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+            tied = embed.weight is head.weight
+            parallelize_module(embed, mesh["tp"], RowwiseParallel(input_layouts=Replicate()))
+            parallelize_module(head, mesh["tp"], ColwiseParallel())
+            if tied:
+                head.weight = embed.weight
+            part = self.model.config.vocab_size // self.layout.tp
+            self.reduce = VocabularyParallel(self.rank % self.layout.tp * part, mesh["tp"].get_group())
         fully_shard(self.root, **settings)
         for module in self.root.modules():
             if isinstance(module, FSDPModule):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from jurat.engine.learner import Tally
-from jurat.engine.logprobs import chunked_logprobs, source_index
+from jurat.engine.logprobs import Reduce, chunked_logprobs, reduce_logits, source_index
 from jurat.platform.errors import ModelError
 from jurat.platform.ports import Objective
 from jurat.platform.types import Microbatch
@@ -31,6 +31,8 @@ class SimpleNetwork:
     is off: the policy that learns is the one that samples. ``temperature`` is the sampler's.
     """
 
+    reduce: Reduce = staticmethod(reduce_logits)
+    """From logits to log-probs and entropy."""
     tolerance = 1e-3
     """Of states and logits, as norms, in the check at the start; the check runs in float32."""
 
@@ -88,8 +90,9 @@ class SimpleNetwork:
         with torch.autocast(mb.tokens.device.type, torch.bfloat16, enabled=self.dtype != torch.float32):
             hidden = self._hidden(mb.tokens, mb.offsets)[source_index(mb.loss_mask)]
             found, entropy = chunked_logprobs(
-                self._head, hidden, mb.tokens[mb.loss_mask], temperature=self.temperature, chunk=self.chunk
-            )
+                self._head, hidden, mb.tokens[mb.loss_mask], temperature=self.temperature, chunk=self.chunk,
+                reduce=self.reduce,
+            )  # fmt: skip
         zeros = found.new_zeros(len(mb.tokens))
         return zeros.masked_scatter(mb.loss_mask, found), entropy
 

@@ -50,7 +50,7 @@ def qwen3(**changes):
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     settings = {
-        "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6,
+        "vocab_size": 98, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6,
         "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512, "tie_word_embeddings": False,
         "initializer_range": 0.3, **changes,
     }  # fmt: skip
@@ -68,7 +68,7 @@ def qwen2():
 
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6,
+        vocab_size=98, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6,
         num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.3,
     ))  # fmt: skip
     with torch.no_grad():
@@ -164,19 +164,27 @@ async def test_ranks_take_the_steps_of_one(open_ranks, make, source, ranks, tp):
 
 @pytest.mark.parametrize("family", [qwen3, qwen2])
 async def test_families_with_head_norms_biases_and_heads_of_their_own(open_ranks, make, tmp_path, family):
+    """Their vocabularies are even: embedding and head are cut along them, tied or not."""
     family().save_pretrained(tmp_path / "other")
     learner = open_ranks(4, 2, folder=tmp_path / "other", temperature=0.7)
     network = SimpleNetwork(family(), dtype=torch.float32, temperature=0.7)
     mb = make.microbatch(GROUPS)
     wanted = gradient_of_one(LocalLearner(network, OPTIM, total=8, source=tmp_path / "other"), mb)
     assert make.distance(gradient(learner, uneven(make, mb, 2)), wanted) < 1e-5
+    assert learner.layout.dims["model.embed_tokens.weight"] == 0
+    local = LocalLearner(network, OPTIM, total=8, source=tmp_path / "other")
+    local.network.grad.zero_()
+    report, alone = await learner.update(uneven(make, mb, 2), OBJECTIVE), await local.update(((mb,),), OBJECTIVE)
+    assert report.metrics == pytest.approx(dict(alone.metrics), rel=1e-4)
+    assert make.distance(whole(learner), local.network.views()) < 1e-5
 
 
-async def test_recomputing_activations_and_head_in_chunks_changes_nothing(open_ranks, make, source):
+async def test_recomputing_activations_and_head_in_chunks_changes_nothing(open_ranks, make, tmp_path):
+    make.llama(vocab_size=98).save_pretrained(source := tmp_path / "even")
     mb = make.microbatch([*GROUPS, (3, (300, 290))])  # over 512 targets: the head runs in two chunks
-    wanted = gradient_of_one(one(make.llama(), source), mb)
+    wanted = gradient_of_one(one(make.llama(vocab_size=98), source), mb)
     for tp in (1, 2):
-        learner = open_ranks(2, tp, checkpointing=True)
+        learner = open_ranks(2, tp, folder=source, checkpointing=True)
         rounds = ((make.slice(mb, 0, 5), make.slice(mb, 5, 9)),) if tp == 1 else ((mb,),)
         assert make.distance(gradient(learner, rounds), wanted) < 1e-5
 
