@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from jurat.platform.config import override, parse_yaml, validate
 from jurat.platform.errors import SET_UP, ConfigError, install
-from jurat.platform.recipe import Dapo, Neyman, PolicyGradient, Recipe
+from jurat.platform.recipe import DPO, KTO, OFFLINE, SFT, Dapo, Neyman, PolicyGradient, Recipe, Stage
 
 TOP = "model: m\ndata:\n  train: {source: generated}\n"
 
@@ -149,8 +149,7 @@ def refused(more: str = "", given: Sequence[str] | Mapping[str, Any] = ()) -> Co
             "stages: [{name: rl, steps: 1, learning_rate: 1, temperature: 2}]",
             "unknown key 'stages.0.learning_rate' (stage rl, line 4)\n  "
             "unknown key 'stages.0.temperature' (stage rl, line 4). Did you mean 'stages.0.sampling.temperature'?",
-            "keys there: name, steps, data, prompt, algorithm, allocation, sampling, optim, reward, evaluate, checkpoint, "
-            "prompts_per_step, updates_per_step, epochs, tokens_per_microbatch; "
+            f"keys there: {', '.join(Stage.model_fields)}; "
             "write it as stages.0.sampling.temperature, counted from the top of the recipe",
         ),
         (
@@ -212,6 +211,14 @@ def test_extras_come_from_the_checkout() -> None:
 
 def test_make_setup_installs_what_is_said(root: Path) -> None:
     assert f"EXTRAS ?= {','.join(SET_UP)}\n" in (root / "Makefile").read_text()
+
+
+def test_every_algorithm_samples_or_is_offline() -> None:
+    sampling = set(get_args(PolicyGradient.model_fields["name"].annotation))
+    every = {
+        name for part in (PolicyGradient, SFT, DPO, KTO) for name in get_args(part.model_fields["name"].annotation)
+    }
+    assert (sampling | OFFLINE, sampling & OFFLINE) == (every, set())
 
 
 def test_each_fault_has_its_own_place() -> None:

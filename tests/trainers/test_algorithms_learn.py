@@ -19,12 +19,7 @@ BASE = {
 OWN = {
     "dapo": {"allocation": {"name": "dapo"}, "updates_per_step": 2},
     # as many samples of more prompts: a critic learns from prompts, and compares no groups
-    "ppo": {
-        "prompts_per_step": 32,
-        "allocation": {"samples_per_prompt": 2},
-        "updates_per_step": 2,
-        "optim": {"lr": 3e-4},
-    },
+    "ppo": {"prompts_per_step": 32, "allocation": {"samples_per_prompt": 2}, "updates_per_step": 2},
 }
 
 
@@ -60,7 +55,7 @@ def start(tmp_path_factory):
         ({"name": "rloo"}, 400),
         ({"name": "remax"}, 700),
         ({"name": "dapo"}, 400),
-        ({"name": "ppo", "critic": {"lr": 1e-3}}, 150),
+        ({"name": "ppo", "critic": {"lr": 1e-3}}, 250),
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )

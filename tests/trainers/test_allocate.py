@@ -408,6 +408,8 @@ def test_bias_is_said():
     assert len(told("neyman", {"name": "grpo"})) == 2
     assert "curriculum" in told("until_mixed", unbiased)[0]
     assert "curriculum" in told("dapo", {"name": "grpo"})[0]
+    assert told("uniform", {"name": "dapo"})[0].startswith("algorithm.name dapo without its dynamic sampling")
+    assert not any("without" in line for line in told("dapo", {"name": "dapo"}))
 
 
 # ---- unequal groups ------------------------------------------------------------------------------------------------------
