@@ -22,7 +22,7 @@ from jurat.engine.fsdp.optim import MOMENTS
 from jurat.engine.fsdp.worker import WIDEST, RankSpec, Updated, buckets_of, places_of, to_columns
 from jurat.engine.learner import Tally, reported, worth_training
 from jurat.engine.reshard import Carried, Layout, within
-from jurat.engine.tensorfile import digest_of, lay_out, record_digests, reserve, write_side_files
+from jurat.engine.tensorfile import digest_of, lay_out, record_digests, reserve, sync, write_side_files
 from jurat.platform.ports import Objective
 from jurat.platform.types import FloatArray, Microbatch, Rounds, UpdateReport
 
@@ -167,9 +167,10 @@ class FsdpLearner:
         (folder / "learner.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
         large = ("model.safetensors", "optimizer.safetensors")
         with ThreadPoolExecutor(len(large)) as hashing:
-            record_digests(
-                folder, dict(zip(large, hashing.map(lambda name: digest_of(folder / name), large), strict=True))
-            )
+            digests = dict(zip(large, hashing.map(lambda name: digest_of(folder / name), large), strict=True))
+        for name in large:
+            sync(folder / name)
+        record_digests(folder, digests)
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Continue from a checkpoint of any world size; ``weights_only`` starts optimiser and schedule anew."""

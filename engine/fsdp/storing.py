@@ -74,12 +74,14 @@ class Boxes:
                 self.tick()
 
     def write(self, path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[str, int], *, prefix: str = "") -> None:
-        """Write float32 ``tensors`` that this rank owns into a file laid out already, each beginning at its offset."""
+        """Write float32 ``tensors`` that this rank owns into a file laid out already, each beginning at its offset.
+
+        Whoever laid it out syncs it once all have written.
+        """
         for name, tensor in tensors.items():
             if count(self.box(name)) and self.layout.owns(name, self.rank):
                 whole = np.memmap(path, np.float32, "r+", offset=offsets[prefix + name], shape=self.shapes[name])
                 whole[_slices(self.box(name))] = tensor.cpu().numpy()
-                whole.flush()
             self.tick()
 
 
