@@ -144,11 +144,11 @@ class Processes:
         self.failed = self.failed or "closed"
         for pipe in self._pipes:
             pipe.close()  # a host reads the end of its socket and leaves
-        try:
-            self._parent.wait(2)  # it leaves after its children
-        except subprocess.TimeoutExpired:
-            self._kill()
-            self._parent.wait()
+        for end in (self._kill, self._parent.kill, lambda: None):
+            with suppress(subprocess.TimeoutExpired):
+                self._parent.wait(3)  # it leaves after its children
+                break
+            end()
         self._news.close()
         self._sending.shutdown(wait=False, cancel_futures=True)
         self._folder.cleanup()
