@@ -38,6 +38,7 @@ START = 600.0
 GRACE = 5.0
 """Seconds in which the other ranks may answer once one has raised: it may be the peer of one that died."""
 LAST_LINES = 4
+RESUME = "resume the run (jurat train --resume RUN): it goes on from its last checkpoint"
 NEEDED = (
     "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto", "jurat.engine.fsdp.worker",
@@ -97,9 +98,7 @@ class Processes:
         none gets any further, all processes are ended and RunFailed names the rank, with its last words.
         """
         if self.failed:
-            raise RunFailed(
-                f"the learner's ranks have ended: {self.failed}", fix="start again from the last checkpoint"
-            )
+            raise RunFailed(f"the learner's ranks have ended: {self.failed}", fix=RESUME)
         for rank, given in enumerate(arguments):
             self._sending.submit(_send, self._pipes[rank], (method, given))
         answers: dict[int, Any] = {}
@@ -171,7 +170,7 @@ class Processes:
         self.failed = what
         self._kill()
         self.close()
-        return RunFailed(what + said, where="the learner's ranks", fix="start again from the last checkpoint")
+        return RunFailed(what + said, where="the learner's ranks", fix=RESUME)
 
     def _kill(self) -> None:
         while self._news.poll():

@@ -407,5 +407,5 @@ async def test_a_rank_killed_in_an_update_ends_it(open_ranks, group, make, tmp_p
     async with asyncio.timeout(30):
         with pytest.raises(RunFailed, match="rank 1 was killed by SIGKILL during update"):
             await update
-        with pytest.raises(RunFailed, match="start again from the last checkpoint"):
+        with pytest.raises(RunFailed, match="it goes on from its last checkpoint"):
             await learner.save(tmp_path / "late")
