@@ -24,12 +24,14 @@ from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from jurat.engine.fsdp.learner import FsdpLearner
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEngine:
     tokenizer: HFTokenizer
     sampler: BatchedSampler
-    learner: LocalLearner
+    learner: LocalLearner | FsdpLearner
     link: BatchedSampler
     """The sampler itself: what it has to do at a publish depends on its own copies."""
     reference: Callable[[], Scorer]
@@ -41,6 +43,8 @@ class LocalEngine:
 
     def close(self) -> None:
         self.sampler.close()
+        if not isinstance(self.learner, LocalLearner):
+            self.learner.close()
 
 
 def build(
@@ -65,6 +69,9 @@ def build(
     tokenizer = HFTokenizer(folder)
     config = AutoConfig.from_pretrained(folder)
     reason = _why_simple(config, engine)
+    _refuse(engine, lora)
+    if engine.ranks > 1:
+        return _sharded(folder, engine, optim, sampling, total_steps, config, tokenizer, simple=reason)
     make = _simple if reason else _fast
     compute.call(threads.set_up, count)
     adapters = layout(folder, lora) if lora else None
@@ -97,6 +104,66 @@ def build(
         tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
         reference=lambda: compute.call(reference),
         critic=lambda optim, total: compute.call(_critic, values, network, optim, total, folder), info=info,
+    )  # fmt: skip
+
+
+def _refuse(engine: Engine, lora: LoRA | None) -> None:
+    """Raise ConfigError for keys that several ranks cannot honour."""
+    if engine.ranks % engine.tp:
+        raise ConfigError(f"{engine.ranks} ranks cannot be cut into groups of {engine.tp}", where="engine.tp",
+                          fix="make engine.ranks a multiple of engine.tp")  # fmt: skip
+    if engine.ranks > 1 and engine.path == "fast":
+        raise ConfigError(
+            "engine.path: fast learns in one process; several ranks learn with the transformers model, cut by FSDP",
+            where="engine.path", fix="set engine.path: auto (the sampler is then still the fast one), or engine.ranks: 1",
+        )  # fmt: skip
+    if engine.ranks > 1 and lora:
+        raise _single("lora")
+    if engine.offload and (engine.ranks == 1 or engine.device == "cpu"):
+        raise ConfigError("engine.offload moves slices of several ranks from their GPUs to the CPU", where="engine.offload",
+                          fix="set engine.ranks above 1 and engine.device: cuda, or leave it out")  # fmt: skip
+    if engine.ranks > 1 and engine.device.startswith("cuda") and torch.cuda.device_count() < engine.ranks:
+        raise ConfigError(f"{engine.ranks} ranks need a GPU each, this machine has {torch.cuda.device_count()}",
+                          where="engine.ranks", fix="lower engine.ranks")  # fmt: skip
+
+
+def _single(what: str) -> ConfigError:
+    return ConfigError(f"{what} learns in one process, not over several ranks", where="engine.ranks",
+                       fix="set engine.ranks: 1")  # fmt: skip
+
+
+def _sharded(
+    folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, total_steps: int, config: PretrainedConfig,
+    tokenizer: HFTokenizer, *, simple: str,
+) -> LocalEngine:
+    """A learner cut over processes; the sampler, on either path, stays here."""
+    from jurat.engine.fsdp import home
+
+    count = threads.choose_threads(engine.threads)
+    compute.call(threads.set_up, count)
+    learner = home.start(folder, engine, optim, sampling, total_steps=total_steps, count=count)
+    try:
+        if simple:
+            decoder = compute.call(lambda: home.simple_decoder(_load(folder, getattr(torch, engine.dtype), engine.device), learner))
+        else:
+            decoder = compute.call(home.fast_decoder, config, engine, learner)
+    except BaseException:
+        learner.close()
+        raise
+
+    def critic(optim: Optim, total_steps: int) -> LocalLearner:
+        raise _single("a critic")
+
+    sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
+    info = {
+        "path": "fsdp", "sampler": "simple" if simple else "fast", "why": simple, "model": config.model_type,
+        "parameters": learner.parameters, "dtype": engine.dtype, "kernels": decoder.kernels, "device": engine.device,
+        "threads": count, "ranks": engine.ranks, "tp": engine.tp, "eos_ids": list(tokenizer.eos_ids),
+        "max_length": tokenizer.max_length, "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    return LocalEngine(
+        tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
+        reference=lambda: learner.keep("reference"), critic=critic, info=info,
     )  # fmt: skip
 
 

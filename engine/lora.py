@@ -226,6 +226,9 @@ class LoRALearner(LocalLearner):
         read_tensors(folder / "optimizer.safetensors", self.optimizer.tensors())
         self.optimizer.restore(state["optimizer"])
 
+    def _places(self) -> dict[str, int]:
+        return {}  # the moments are the adapter's: learners without one have no use for them
+
     def _adapter(self) -> dict[str, Tensor]:
         """{name in peft's files: view of the master}."""
         named = {}

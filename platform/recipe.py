@@ -485,6 +485,12 @@ class Engine(Part):
     threads: int | None = Field(default=None, ge=1)
     """OpenMP threads; None: the physical cores this process may use."""
     activation_checkpointing: bool = False
+    ranks: int = Field(default=1, ge=1)
+    """Processes over which the learner is cut (FSDP2 on the transformers model)."""
+    tp: int = Field(default=1, ge=1)
+    """Ranks that share each layer (tensor parallelism); divides ``ranks``."""
+    offload: bool = False
+    """Slices of the ranks, their gradients and moments stay on the CPU; GPUs hold a layer at a time."""
     max_lag: int = Field(default=0, ge=0, le=0)
     """0: sampler and learner take turns."""
 
