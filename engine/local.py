@@ -12,9 +12,10 @@ import torch
 
 from jurat.engine import compute, threads
 from jurat.engine.batching import BatchedSampler
-from jurat.engine.decoding import Decoder
+from jurat.engine.decoding import Decoder, Decoding, Rows
 from jurat.engine.learner import LocalLearner, LocalScorer, Network
 from jurat.engine.tokenizer import HFTokenizer
+from jurat.engine.vllm import settings
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.ports import Scorer
 from jurat.platform.recipe import Engine, Optim, SamplingPart
@@ -47,6 +48,8 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
     """
     from transformers import AutoConfig
 
+    if engine.sampler == "vllm":
+        settings.require()
     count = threads.choose_threads(engine.threads)
     threads.set_up(count)
     tokenizer = HFTokenizer(folder)
@@ -55,7 +58,12 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
     make = _simple if reason else _fast
     compute.call(threads.set_up, count)
     network, decoder, reference = compute.call(make, folder, engine, sampling)
-    sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
+    if engine.sampler == "vllm":
+        rows, by = compute.call(_vllm, folder, engine, sampling, network, tokenizer.max_length)
+    else:
+        own = compute.call(decoder)
+        rows, by = Decoding(own, max_concurrent=sampling.max_concurrent), {"sampler": "own", "kernels": own.kernels}
+    sampler = BatchedSampler(rows)
     learner = compute.call(LocalLearner, network, optim, total=total_steps, source=folder)
     info = {
         "path": "simple" if reason else "fast",
@@ -63,7 +71,7 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
         "model": config.model_type,
         "parameters": network.master.numel(),
         "dtype": engine.dtype,
-        "kernels": decoder.kernels,
+        **by,
         "device": engine.device,
         "threads": count,
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -89,7 +97,19 @@ def _why_simple(config: PretrainedConfig, engine: Engine) -> str:
     return reason
 
 
-Made = tuple[Network, Decoder, Callable[[], Scorer]]
+Made = tuple[Network, Callable[[], Decoder], Callable[[], Scorer]]
+"""The policy, and what makes a decoder on its weights and a copy that scores."""
+
+
+def _vllm(
+    folder: Path, engine: Engine, sampling: SamplingPart, network: Network, longest: int
+) -> tuple[Rows, Mapping[str, str]]:
+    """The rows of a vLLM engine with the learner's weights, and who computes them."""
+    from jurat.engine.vllm.sampler import VllmRows
+
+    made = settings.start(folder, engine, sampling)
+    rows = VllmRows(made, max_length=longest, dtype=getattr(torch, engine.dtype), source=network.views)
+    return rows, {"sampler": f"vllm {settings.version()}", "kernels": "vllm"}
 
 
 def _fast(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
@@ -102,7 +122,9 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
     def network(of: FlatWeights) -> LlamaNetwork:
         return LlamaNetwork(of, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing)
 
-    decoder = LlamaDecoder(weights, native=engine.kernels == "auto")
+    def decoder() -> LlamaDecoder:
+        return LlamaDecoder(weights, native=engine.kernels == "auto")
+
     return network(weights), decoder, lambda: LocalScorer(network(weights.copy()))
 
 
@@ -115,10 +137,11 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
     network = SimpleNetwork(
         learning, dtype=dtype, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
     )
-    if dtype == torch.float32:
-        decoder = SimpleDecoder(learning)
-    else:
-        decoder = SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
+
+    def decoder() -> SimpleDecoder:
+        if dtype == torch.float32:
+            return SimpleDecoder(learning)
+        return SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
 
     def reference() -> Scorer:
         frozen = SimpleNetwork(
