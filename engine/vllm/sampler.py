@@ -46,6 +46,7 @@ class VllmRows(Rows):
 
     def close(self) -> None:
         settings.stop(self._engine)
+        self._engine = None  # its memory goes with the last reference
 
     def _turn(self) -> bool:
         gone = [name for name, row in self._live.items() if row.cancelled]
@@ -67,7 +68,9 @@ class VllmRows(Rows):
             row.add(token, found[token].logprob, self.version)
         finish = row.ended(self.max_length)
         if output.finished != (finish is not None):
-            raise RuntimeError(f"vllm says {part.finish_reason!r} after {len(row.tokens)} tokens, the request says {finish!r}")
+            raise RuntimeError(
+                f"vllm says {part.finish_reason!r} after {len(row.tokens)} tokens, the request says {finish!r}"
+            )
         if finish is not None:
             del self._live[name]
             deliver(row, row.completion(finish))

@@ -31,6 +31,8 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 """What has to be so. Read when vllm is imported, so it stands here once and is set first."""
 DEFAULTS: Mapping[str, str] = MappingProxyType({"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"})
 """What a user may set otherwise."""
+_running: list[Any] = []
+"""The engine of this process: vLLM's process groups are global, and the end of one engine is the end of them."""
 
 
 def require() -> None:
@@ -48,6 +50,9 @@ def start(folder: Path, engine: Engine, sampling: SamplingPart) -> Any:
     Raises ConfigError where vllm is missing or built for another device, ModelError where it cannot load the model.
     """
     require()
+    if _running:
+        raise ConfigError("there is a vllm engine in this process already", where="engine.sampler",
+                          fix="close it first, or use engine.sampler: own beside it")  # fmt: skip
     os.environ.update(ENVIRONMENT)
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -70,6 +75,7 @@ def _start(folder: Path, engine: Engine, sampling: SamplingPart) -> Any:
     try:
         made = LLMEngine.from_engine_args(EngineArgs(**arguments(folder, engine, sampling)))
         made.collective_rpc("jurat_draw")
+        _running.append(made)
     except Exception as error:  # whatever it is, it is theirs, and no run can begin
         lines = str(error).strip().splitlines()
         raise ModelError(
@@ -103,11 +109,12 @@ def arguments(folder: Path, engine: Engine, sampling: SamplingPart) -> dict[str,
 
 
 def stop(made: Any) -> None:
-    """Let go of an engine, its memory and the process groups that it made, so that another may follow."""
+    """Let go of an engine, its memory and vLLM's process groups, so that another may follow."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
     made.engine_core.shutdown()
     cleanup_dist_env_and_memory()
+    _running.remove(made)
 
 
 def version() -> str:
