@@ -1,10 +1,11 @@
-"""What the trainer adds to vLLM's worker: weights from a file, and draws that depend on (seed, position) alone.
+"""What the trainer adds to vLLM's worker: weights of the learner, and draws that depend on (seed, position) alone.
 
 vLLM makes ``Extension`` a base of its worker class. Names begin with ``jurat_`` so as not to meet the worker's own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,14 +24,17 @@ class Extension:
         """From now on tokens are drawn as the own sampler draws them."""
         self.model_runner.sampler = Drawing(self.model_runner)
 
+    def jurat_take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Replace all weights by these, which have Hugging Face names. For a worker in the process that has them."""
+        self.model_runner.reload_weights(weights_iterator=weights)
+        repack(self.model_runner.get_model())
+
     def jurat_load(self, path: str) -> None:
-        """Replace all weights by those of a safetensors file with Hugging Face names."""
+        """The same from a safetensors file, for a worker elsewhere on the machine."""
         from safetensors import safe_open
 
         with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            self.model_runner.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in names))
-        repack(self.model_runner.get_model())
+            self.jurat_take((name, file.get_tensor(name)) for name in list(file.keys()))
 
 
 def repack(model: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from jurat.engine.decoding import Row, Rows, deliver
-from jurat.engine.tensorfile import write_tensors
 from jurat.engine.vllm import settings
 from jurat.platform import faults
 from jurat.platform.errors import ConfigError
@@ -20,8 +18,8 @@ from jurat.platform.errors import ConfigError
 class VllmRows(Rows):
     """``Rows`` of a vLLM engine (``settings.start``). Requests join the running batch at the next step.
 
-    ``source`` gives the learner's weights by their Hugging Face names; ``publish`` sends them in ``dtype`` through a
-    file in memory, and has the cached keys and values of running requests computed anew by the new weights.
+    ``source`` gives the learner's weights by their Hugging Face names; ``publish`` hands them over in ``dtype``
+    and has the cached keys and values of running requests computed anew.
     """
 
     def __init__(
@@ -35,13 +33,8 @@ class VllmRows(Rows):
         self._names = map(str, count())
 
     def refresh(self) -> None:
-        handle = os.memfd_create("weights")  # gone with this process, however it ends
-        try:
-            path = f"/proc/{os.getpid()}/fd/{handle}"
-            write_tensors(path, {name: tensor.to(self._dtype) for name, tensor in self._source().items()})
-            self._engine.collective_rpc("jurat_load", args=(path,))
-        finally:
-            os.close(handle)
+        weights = ((name, tensor.to(self._dtype)) for name, tensor in self._source().items())
+        self._engine.collective_rpc("jurat_take", args=(weights,))  # one tensor at a time: no second copy of the model
         self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def close(self) -> None:

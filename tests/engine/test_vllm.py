@@ -347,14 +347,21 @@ async def test_tokens_in_flight_carry_the_version_that_drew_them(serve, folder):
 
 @needs_vllm
 async def test_prompts_are_not_answered_from_a_cache_of_old_weights(serve, folder):
+    """Whether new weights come from the learner's memory or from a file."""
     engine = serve(folder)
-    asked = requests(new=(1,), prompts=[np.arange(4, 204)], count=2)
-    await draw(engine, asked)
+    asked = requests(new=(4,), prompts=[np.arange(4, 204)], count=2)
+    first = await draw(engine, asked)
     disturb(engine)
     await engine.link.publish(1)
     found = await draw(engine, asked)
     for a, b in zip(found, await score(engine, asked, found), strict=True):
         assert np.abs(a.logprobs - b).max() < 1e-4
+    disturb(engine, seed=1)  # the learner goes on: nothing of its memory is read before the next publish
+    assert_equal(await draw(engine, asked), found, atol=0.0)
+    inner = engine.sampler._decoding._engine
+    compute.call(inner.collective_rpc, "jurat_load", args=(str(folder / "model.safetensors"),))
+    compute.call(inner.reset_prefix_cache)
+    assert_equal(await draw(engine, asked), first, atol=0.0)
 
 
 # ---- what goes wrong ----
