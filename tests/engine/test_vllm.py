@@ -292,8 +292,16 @@ def folder_of(kind: str, at: Path) -> Path:
 
 
 @needs_vllm
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("kind", ["llama, tied", "llama, untied", "qwen2, tied", "qwen2, untied"])
+@pytest.mark.parametrize(
+    "kind, dtype",
+    [
+        ("llama, tied", "bfloat16"),
+        ("llama, untied", "bfloat16"),
+        ("qwen2, tied", "bfloat16"),
+        ("qwen2, untied", "bfloat16"),
+        ("llama, tied", "float32"),
+    ],
+)
 async def test_after_an_update_it_is_as_if_loaded_afresh(serve, tmp_path, kind, dtype):
     source = folder_of(kind, tmp_path / "a")
     asked = requests(new=(20,))
@@ -385,6 +393,15 @@ print("vllm" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
     assert done.stdout.strip().endswith("False"), done.stderr
+
+
+@needs_vllm
+def test_an_installation_that_does_not_import_is_named(serve, folder, monkeypatch):
+    serve.end()
+    monkeypatch.setitem(sys.modules, "vllm.platforms", None)
+    with pytest.raises(ConfigError, match="cannot be imported") as caught:
+        settings.start(folder, Engine(), SamplingPart())
+    assert "uninstall torchvision" in str(caught.value)
 
 
 @needs_vllm
