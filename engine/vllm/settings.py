@@ -17,8 +17,8 @@ from jurat.platform.recipe import Engine, SamplingPart
 
 EXTENSION = "jurat.engine.vllm.extension.Extension"
 CPU_BLOCK = 32
-"""Tokens of a block of the cache, the unit in which prompts are shared. vLLM's CPU build takes 128, longer than most
-prompts here; its kernels want multiples of 32."""
+"""Tokens of a block of the cache, the unit in which prompts are shared; the CPU kernels take multiples of 32. vLLM's own
+choice is 128: of 64 requests with 8 prompts of 46 tokens it shared none, and their prefill took 2.3 times as long."""
 
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
