@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -14,11 +15,12 @@ from jurat.engine import compute, threads
 from jurat.engine.batching import BatchedSampler
 from jurat.engine.decoding import Decoder, Decoding, Rows
 from jurat.engine.learner import LocalLearner, LocalScorer, Network
+from jurat.engine.lora import AdaptedNetwork, Layout, LoRALearner, layout
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.engine.vllm import settings
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.ports import Scorer
-from jurat.platform.recipe import Engine, Optim, SamplingPart
+from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -33,6 +35,8 @@ class LocalEngine:
     """The sampler itself: what it has to do at a publish depends on its own copies."""
     reference: Callable[[], Scorer]
     """Makes a scorer with a copy of the weights as they are now."""
+    critic: Callable[[Optim, int], LocalLearner]
+    """(settings, optimiser steps) -> a value model that begins with the policy's weights as they are now."""
     info: Mapping[str, Any]
     """For doctor and the run record: path and why, threads, dtype, parameters."""
 
@@ -40,8 +44,17 @@ class LocalEngine:
         self.sampler.close()
 
 
-def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *, total_steps: int) -> LocalEngine:
-    """Load a checked model folder. Raises ModelError or ConfigError.
+def build(
+    folder: Path,
+    engine: Engine,
+    optim: Optim,
+    sampling: SamplingPart,
+    *,
+    total_steps: int,
+    lora: LoRA | None = None,
+    seed: int = 0,
+) -> LocalEngine:
+    """Load a checked model folder. Raises ModelError or ConfigError. ``seed`` is that of adapters.
 
     Sampler and learner share the working copy of the weights, or the sampler keeps one in its own format that
     ``link.publish`` makes anew.
@@ -57,19 +70,29 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
     reason = _why_simple(config, engine)
     make = _simple if reason else _fast
     compute.call(threads.set_up, count)
-    network, decoder, reference = compute.call(make, folder, engine, sampling)
+    adapters = layout(folder, lora) if lora else None
+    network, decoder, reference, values = compute.call(make, folder, engine, sampling, adapters)
     if engine.sampler == "vllm":
         rows, by = compute.call(_vllm, folder, engine, sampling, network, tokenizer.max_length)
     else:
         own = compute.call(decoder)
         rows, by = Decoding(own, max_concurrent=sampling.max_concurrent), {"sampler": "own", "kernels": own.kernels}
     sampler = BatchedSampler(rows)
-    learner = compute.call(LocalLearner, network, optim, total=total_steps, source=folder)
+    learner: LocalLearner
+    if adapters:
+        adapted = cast(AdaptedNetwork, network)
+        learner = compute.call(
+            LoRALearner, adapted, optim, total=total_steps, source=folder, layout=adapters, seed=seed
+        )
+    else:
+        learner = compute.call(LocalLearner, network, optim, total=total_steps, source=folder)
     info = {
         "path": "simple" if reason else "fast",
         "why": reason,
         "model": config.model_type,
-        "parameters": network.master.numel(),
+        "parameters": adapters.parameters if adapters else network.master.numel(),
+        "trainable": network.master.numel(),
+        "lora": lora.model_dump() if lora else None,
         "dtype": engine.dtype,
         **by,
         "device": engine.device,
@@ -80,7 +103,8 @@ def build(folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *,
     }
     return LocalEngine(
         tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
-        reference=lambda: compute.call(reference), info=info,
+        reference=lambda: compute.call(reference),
+        critic=lambda optim, total: compute.call(_critic, values, network, optim, total, folder), info=info,
     )  # fmt: skip
 
 
@@ -97,8 +121,15 @@ def _why_simple(config: PretrainedConfig, engine: Engine) -> str:
     return reason
 
 
-Made = tuple[Network, Callable[[], Decoder], Callable[[], Scorer]]
-"""The policy, and what makes a decoder on its weights and a copy that scores."""
+def _critic(make: Callable[[], Network], policy: Network, optim: Optim, total_steps: int, source: Path) -> LocalLearner:
+    network = make()
+    own = network.views()
+    with torch.no_grad():
+        for name, view in policy.views().items():
+            if name in own:
+                own[name].copy_(view)
+    network.refresh()
+    return LocalLearner(network, optim, total=total_steps, source=source, role="critic")
 
 
 def _vllm(
@@ -112,7 +143,11 @@ def _vllm(
     return rows, {"sampler": f"vllm {settings.version()}", "kernels": "vllm"}
 
 
-def _fast(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
+Made = tuple[Network, Callable[[], Decoder], Callable[[], Scorer], Callable[[], Network]]
+"""The policy, and what makes a decoder on its weights, a copy that scores and a value model with a zero head."""
+
+
+def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
     from jurat.engine.llama.learner import LlamaNetwork
     from jurat.engine.llama.sampler import LlamaDecoder
     from jurat.engine.llama.weights import FlatWeights
@@ -122,19 +157,35 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
     def network(of: FlatWeights) -> LlamaNetwork:
         return LlamaNetwork(of, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing)
 
-    def decoder() -> LlamaDecoder:
-        return LlamaDecoder(weights, native=engine.kernels == "auto")
+    def decoder(of: FlatWeights) -> LlamaDecoder:
+        return LlamaDecoder(of, native=engine.kernels == "auto")
 
-    return network(weights), decoder, lambda: LocalScorer(network(weights.copy()))
+    def values() -> LlamaNetwork:
+        shape = replace(weights.shape, values=True)
+        return network(FlatWeights(shape, dtype=weights.dtype, device=engine.device))
+
+    if adapters:
+        from jurat.engine.llama.lora import LlamaLoRA
+
+        adapted = LlamaLoRA(
+            weights, adapters, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
+        )
+        return adapted, partial(decoder, adapted.weights), lambda: LocalScorer(network(adapted.weights.apart())), values
+    return network(weights), partial(decoder, weights), lambda: LocalScorer(network(weights.copy())), values
 
 
-def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
-    from jurat.engine.simple.learner import SimpleNetwork
+def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
+    from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork
     from jurat.engine.simple.sampler import SimpleDecoder
 
     dtype = getattr(torch, engine.dtype)
     learning = _load(folder, torch.float32, engine.device)
-    network = SimpleNetwork(
+    make: Callable[..., SimpleNetwork] = SimpleNetwork
+    if adapters:
+        from jurat.engine.simple.lora import BareScorer, SimpleLoRA
+
+        make = partial(SimpleLoRA, layout=adapters)
+    network = make(
         learning, dtype=dtype, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
     )
 
@@ -144,6 +195,8 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
         return SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
 
     def reference() -> Scorer:
+        if adapters:
+            return BareScorer(network)
         frozen = SimpleNetwork(
             _load(folder, torch.float32, engine.device), dtype=dtype, temperature=sampling.temperature
         )
@@ -151,7 +204,11 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart) -> Made:
             frozen.master.copy_(network.master)
         return LocalScorer(frozen)
 
-    return network, decoder, reference
+    def values() -> SimpleValueNetwork:
+        model = _load(folder, torch.float32, engine.device)
+        return SimpleValueNetwork(model, dtype=dtype, checkpointing=engine.activation_checkpointing)
+
+    return network, decoder, reference, values
 
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +14,38 @@ from jurat.datasets.check import check_gold, refuse_failed
 from jurat.datasets.cursor import ShuffledSource
 from jurat.datasets.load import ProblemSet
 from jurat.engine import checkpoint as checkpointing
-from jurat.engine import local, models
+from jurat.engine import local, lora, models
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
-from jurat.platform.ports import GroupSource, Judge, Reporter
-from jurat.platform.recipe import SFT, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
+from jurat.platform.ports import GroupSource, Judge, Learner, Reporter, Scorer
+from jurat.platform.randomness import seed_of
+from jurat.platform.recipe import Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.store import Store
-from jurat.platform.types import CheckpointRef, Evaluation, Problem
+from jurat.platform.types import CheckpointRef, Evaluation, Problem, Visit
 from jurat.trainers import evaluate as evaluation
-from jurat.trainers.algorithms import build_algorithm
+from jurat.trainers.algorithms import build_algorithm, refuse_idle
 from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.buffer import Buffer
-from jurat.trainers.data import load_sets, sampling_of, short_enough
+from jurat.trainers.controllers import build_controllers
+from jurat.trainers.data import Kept, keep, load_sets, sampling_of, short_enough
 from jurat.trainers.limits import Limits
 from jurat.trainers.loop import Reached, Run
 from jurat.trainers.loop import train as run_loop
-from jurat.trainers.offline import Demonstrations
+from jurat.trainers.offline import KINDS, Given, RolloutMaker
 from jurat.trainers.presets import filled
 from jurat.trainers.rollouts import Rollouts
+from jurat.trainers.samples import Algorithm
 from jurat.trainers.signals import StopOnSignals
 from jurat.verifiers.judge import LocalJudge, build_judge
 
 MEASURED = frozenset({"held_out", "unseen"})
 """Sets that are evaluated, not trained on."""
+LONG = 50
+"""Steps that one would not like to lose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +88,12 @@ def train(
     if found is not None:
         recipe, base = Recipe.model_validate(found.recipe), Path(found.meta["base"])
     assert recipe is not None
+    if found is None:
+        refuse_idle(recipe)
     recipe = filled(recipe)
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
+    for each in prepared:
+        _trainable(each.recipe, home)  # refuses unknown layers of any stage before the first one is trained
     rewards = [each.reward for each in prepared]
     run = found or store.create_run(
         recipe=recipe,
@@ -128,8 +138,9 @@ class Prepared:
 
 def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
-    build_algorithm(recipe)  # both refuse what makes no sense
+    build_algorithm(recipe)  # all three refuse what makes no sense
     build_allocator(recipe)
+    build_controllers(recipe)
     sets = load_sets(recipe, base=base)
     problems = [problem for each in sets.values() for problem in each.problems]
     with closing(_judge(recipe, base)) as judge:
@@ -137,7 +148,8 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
         reward = judge.spec_digest
     with closing(_judge(recipe.model_copy(update={"reward": RewardPart()}), base)) as own:
         for part, each in sets.items():
-            refuse_failed(check_gold(each.problems, own.verdict), len(each.problems), where=f"data.{part}")
+            golds = [problem for problem in each.problems if problem.reference]  # preferences may have none
+            refuse_failed(check_gold(golds, own.verdict), len(golds), where=f"data.{part}")
     return Prepared(
         name=name,
         recipe=recipe,
@@ -149,6 +161,15 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
 
 def _judge(recipe: Recipe, base: Path) -> LocalJudge:
     return build_judge(recipe.reward, user_files=[base / file for file in recipe.verifiers])
+
+
+def _trainable(recipe: Recipe, home: Path) -> str:
+    """What share of a stage's model learns, '' if all of it does."""
+    if recipe.lora is None:
+        return ""
+    found = lora.layout(models.resolve(recipe.model, home), recipe.lora)
+    share = found.trainable / found.parameters
+    return f"LoRA of rank {found.rank}: {found.trainable:,} parameters learn, {share:.2%} of the model's {found.parameters:,}"
 
 
 def _bad_rows(sets: Mapping[str, ProblemSet]) -> list[str]:
@@ -251,61 +272,21 @@ class _Stage:
 
     async def run(self, *, own: CheckpointRef | None, parent: CheckpointRef | None) -> Reached:
         """Go on from ``own`` (a checkpoint of this stage), else begin with the weights of ``parent`` or the model."""
-        recipe, launch, sets = self.recipe, self.launch, self.prepared.sets
+        recipe, launch, note = self.recipe, self.launch, self.launch.reporter.note
         first_step = own.step if own else 0
-        for row in _bad_rows(sets):
-            launch.reporter.note(f"skipped {row}")
-        folder = models.resolve(recipe.model, launch.home)
+        algorithm = build_algorithm(recipe)
+        controllers = build_controllers(recipe, reward=self.prepared.reward)
+        for said in self._notes(algorithm, first_step):
+            note(said)
         with ExitStack() as leaving:
             judge = leaving.enter_context(closing(_judge(recipe, launch.base)))
-            judge.bind([p.verifier for each in sets.values() for p in each.problems])
-            engine = leaving.enter_context(
-                closing(
-                    local.build(
-                        folder,
-                        recipe.engine,
-                        recipe.optim,
-                        recipe.sampling,
-                        total_steps=recipe.steps * recipe.epochs * recipe.updates_per_step,
-                    )
-                )
-            )
-            kept = {
-                name: short_enough(each.problems, engine.tokenizer, recipe, launch.reporter.note, name)
-                for name, each in sets.items()
-            }
-            identity = {
-                "reward": self.prepared.reward,
-                "verifiers": dict(self.prepared.verifiers),
-                "datasets": {name: each.manifest.digest for name, each in sets.items()},
-                "seed": recipe.seed,
-            }
-            segment = launch.store.start_segment(
-                launch.run,
-                stage=self.name,
-                stage_index=self.place,
-                first_step=first_step,
-                reward_digest=self.prepared.reward,
-                versions={
-                    **identity,
-                    "engine": dict(engine.info),
-                    "manifests": {name: each.manifest.to_json() for name, each in sets.items()},
-                },
-            )
-            ledger = leaving.enter_context(
-                RunLedger(launch.store, launch.run, self.name, segment, launch.run.folder, texts=recipe.tracking.texts)
-            )
-            learners = {"policy": engine.learner}
-            algorithm = build_algorithm(recipe)
-            for note in bias(recipe, algorithm):
-                launch.reporter.note(note)
-            if parent:
-                await checkpointing.load_into(Path(parent.path), learners, weights_only=True)
-            scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
-            if own:
-                await checkpointing.load_into(Path(own.path), learners)
+            judge.bind([p.verifier for each in self.prepared.sets.values() for p in each.problems])
+            engine = leaving.enter_context(closing(self._engine(algorithm)))
+            kept = keep(self.prepared.sets, engine.tokenizer, recipe, note)
+            ledger = leaving.enter_context(self._ledger(engine, first_step))
+            learners, scorers = await self._models(engine, algorithm, own=own, parent=parent)
             await engine.link.publish(first_step)
-            source = self._source(engine, judge, kept["train"])
+            source = self._source(engine, judge, kept.train)
             buffer = Buffer(
                 source=source,
                 max_lag=recipe.engine.max_lag,
@@ -317,59 +298,148 @@ class _Stage:
                 state = checkpointing.state_of(Path(own.path))
                 source.restore(state["source"])
                 buffer.restored(state["planned"])
-            store = checkpointing.FolderCheckpoints(
-                launch.checkpoints(self.name),
-                keep=recipe.checkpoint.keep,
-                parent=begun.digest if (begun := own or parent) else "",
-                meta={"run": launch.run.id, "stage": self.name, "recipe": digest(recipe), **identity},
-            )
-            measure = self._evaluator(engine, judge, kept, ledger)
+                controllers.restore(state.get("controllers"), note)
+            measure = self._evaluator(engine, judge, kept, ledger, algorithm, {**scorers, **learners})
             launch.reporter.start(
                 run_id=launch.run.id, stage=self.name, recipe=recipe, first_step=first_step, last_step=recipe.steps
             )
-            if self.place == 0 and first_step == 0:
-                await measure(0, final=True)
-            run = Run(
-                seed=recipe.seed,
-                stage=self.name,
-                first_step=first_step,
-                num_steps=recipe.steps,
-                algorithm=algorithm,
-                limits=Limits(recipe.reward.max_undecided, recipe.optim.max_skipped, recipe.sampling.max_new_tokens),
-                epochs=recipe.epochs,
-                updates_per_step=recipe.updates_per_step,
-                tokens_per_microbatch=recipe.tokens_per_microbatch,
-                save_every=recipe.checkpoint.every,
-                evaluate_every=recipe.evaluate.every,
-            )
+            if first_step == 0:  # what an earlier stage came to is measured: all that is new is this stage's own loss
+                await measure(0, final=True, answers=self.place == 0)
             reached = await run_loop(
-                run,
+                self._flat(algorithm, first_step),
                 buffer=buffer,
+                controllers=controllers,
                 learners=learners,
                 scorers=scorers,
                 link=engine.link,
                 ledger=ledger,
-                checkpoints=store,
+                checkpoints=self._checkpoints(begun=own or parent),
                 reporter=launch.reporter,
                 evaluate=measure,
             )
             if reached.version == recipe.steps:
-                self.unmeasured = self.stop.is_set() and bool(MEASURED & kept.keys())
+                self.unmeasured = self.stop.is_set() and bool(kept.measured)
                 await measure(reached.version, final=True)
             await ledger.flush()
         return reached
 
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint and a segment say that the stage was made of."""
+        return {
+            "reward": self.prepared.reward,
+            "verifiers": dict(self.prepared.verifiers),
+            "datasets": {name: each.manifest.digest for name, each in self.prepared.sets.items()},
+            "seed": self.recipe.seed,
+        }
+
+    def _notes(self, algorithm: Algorithm, first_step: int) -> list[str]:
+        """What a person should know of the stage before it begins."""
+        recipe = self.recipe
+        notes = [f"skipped {row}" for row in _bad_rows(self.prepared.sets)]
+        notes += [*filter(None, [_trainable(recipe, self.launch.home)]), *bias(recipe, algorithm)]
+        if recipe.checkpoint.every is None and recipe.steps - first_step > LONG:
+            notes.append(
+                f"no checkpoint before step {recipe.steps} (checkpoint.every is not set): Ctrl-C once makes one, "
+                "twice loses the steps of this stage"
+            )
+        return notes
+
+    def _updates(self, steps: int) -> int:
+        """Optimiser steps of so many steps."""
+        return steps * self.recipe.epochs * self.recipe.updates_per_step
+
+    def _engine(self, algorithm: Algorithm) -> local.LocalEngine:
+        recipe = self.recipe
+        waits = algorithm.critic.warmup_steps if algorithm.critic else 0
+        return local.build(
+            models.resolve(recipe.model, self.launch.home),
+            recipe.engine,
+            recipe.optim,
+            recipe.sampling,
+            total_steps=self._updates(recipe.steps - waits),
+            lora=recipe.lora,
+            seed=seed_of("lora", recipe.seed, self.name),
+        )
+
+    def _ledger(self, engine: local.LocalEngine, first_step: int) -> RunLedger:
+        """Opens a segment of the run's record."""
+        launch, prepared = self.launch, self.prepared
+        segment = launch.store.start_segment(
+            launch.run,
+            stage=self.name,
+            stage_index=self.place,
+            first_step=first_step,
+            reward_digest=prepared.reward,
+            versions={
+                **self._identity,
+                "engine": dict(engine.info),
+                "manifests": {name: each.manifest.to_json() for name, each in prepared.sets.items()},
+            },
+        )
+        texts = self.recipe.tracking.texts
+        return RunLedger(launch.store, launch.run, self.name, segment, launch.run.folder, texts=texts)
+
+    async def _models(
+        self,
+        engine: local.LocalEngine,
+        algorithm: Algorithm,
+        *,
+        own: CheckpointRef | None,
+        parent: CheckpointRef | None,
+    ) -> tuple[dict[str, Learner], dict[str, Scorer]]:
+        """(learners, scorers) by role, with the weights that the stage goes on from.
+
+        In this order: the reference is the model that the stage began with, after a resume too, and a critic begins from
+        the policy of that moment.
+        """
+        learners: dict[str, Learner] = {"policy": engine.learner}
+        if parent:
+            await checkpointing.load_into(Path(parent.path), learners, weights_only=True)
+        scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
+        if algorithm.critic:
+            settings = self.recipe.optim.model_copy(update={"lr": algorithm.critic.lr})
+            learners["critic"] = critic = engine.critic(settings, self._updates(self.recipe.steps))
+            if parent and (Path(parent.path) / "critic").is_dir():
+                await checkpointing.load_into(Path(parent.path), {"critic": critic}, weights_only=True)
+        if own:
+            await checkpointing.load_into(Path(own.path), learners)
+        return learners, scorers
+
+    def _checkpoints(self, *, begun: CheckpointRef | None) -> checkpointing.FolderCheckpoints:
+        return checkpointing.FolderCheckpoints(
+            self.launch.checkpoints(self.name),
+            keep=self.recipe.checkpoint.keep,
+            parent=begun.digest if begun else "",
+            meta={"run": self.launch.run.id, "stage": self.name, "recipe": digest(self.recipe), **self._identity},
+        )
+
+    def _flat(self, algorithm: Algorithm, first_step: int) -> Run:
+        recipe = self.recipe
+        return Run(
+            seed=recipe.seed,
+            stage=self.name,
+            first_step=first_step,
+            num_steps=recipe.steps,
+            algorithm=algorithm,
+            limits=Limits(recipe.reward.max_undecided, recipe.optim.max_skipped, recipe.sampling.max_new_tokens),
+            epochs=recipe.epochs,
+            updates_per_step=recipe.updates_per_step,
+            tokens_per_microbatch=recipe.tokens_per_microbatch,
+            save_every=recipe.checkpoint.every,
+            evaluate_every=recipe.evaluate.every,
+        )
+
     def _source(self, engine: local.LocalEngine, judge: Judge, problems: Sequence[Problem]) -> GroupSource:
-        recipe, run = self.recipe, self.launch.run.id
+        recipe, algorithm, run = self.recipe, self.recipe.algorithm, self.launch.run.id
         order = ShuffledSource(problems, recipe.seed, curriculum=recipe.data.curriculum)
         by_id = {problem.id: problem for problem in problems}
-        if isinstance(recipe.algorithm, SFT):
-            return Demonstrations(
-                run=run,
-                stage=self.name,
+        if not isinstance(algorithm, PolicyGradient):
+            return Given(
                 problems=order,
                 by_id=by_id,
-                tokenizer=engine.tokenizer,
+                groups=KINDS[algorithm.name].groups,
+                maker=RolloutMaker(run, self.name, engine.tokenizer),
                 prompts_per_step=recipe.prompts_per_step,
             )
         return Rollouts(
@@ -384,33 +454,59 @@ class _Stage:
             tokenizer=engine.tokenizer,
             sampling=sampling_of(recipe.sampling, engine.tokenizer),
             prompts_per_step=recipe.prompts_per_step,
-            greedy_baseline=isinstance(recipe.algorithm, PolicyGradient) and recipe.algorithm.advantage == "remax",
+            greedy_baseline=algorithm.advantage == "remax",
             curriculum=order.observe if recipe.data.curriculum else None,
         )
 
     def _evaluator(
-        self, engine: local.LocalEngine, judge: Judge, kept: Mapping[str, Sequence[Problem]], ledger: RunLedger
+        self,
+        engine: local.LocalEngine,
+        judge: Judge,
+        kept: Kept,
+        ledger: RunLedger,
+        algorithm: Algorithm,
+        scorers: Mapping[str, Scorer],
     ) -> Callable[..., Awaitable[None]]:
         part = self.recipe.evaluate
 
-        async def measure(version: int, *, final: bool = False) -> None:
+        async def measure(version: int, *, final: bool = False, answers: bool = True) -> None:
+            most = part.final_problems if final else part.problems
             for name in sorted(MEASURED) if final else ("held_out",):
-                problems = kept.get(name, ())[: part.final_problems if final else part.problems]
-                if not problems or self.stop.is_set():
+                asked = kept.asked.get(name, ())[:most] if answers else ()
+                given = kept.given[:most] if name == "held_out" else ()
+                if self.stop.is_set() or not (asked or given):
                     continue
-                result = await evaluation.evaluate(
-                    problems,
-                    name=name,
-                    stage=self.name,
-                    step=version,
-                    sampler=engine.sampler,
-                    judge=judge,
-                    tokenizer=engine.tokenizer,
-                    sampling=sampling_of(self.recipe.sampling, engine.tokenizer),
-                    samples=part.samples,
-                    seed=self.recipe.seed,
-                    with_greedy=final,
-                )
+                began = time.perf_counter()
+                if asked:
+                    result = await evaluation.evaluate(
+                        asked,
+                        name=name,
+                        stage=self.name,
+                        step=version,
+                        sampler=engine.sampler,
+                        judge=judge,
+                        tokenizer=engine.tokenizer,
+                        sampling=sampling_of(self.recipe.sampling, engine.tokenizer),
+                        samples=part.samples,
+                        seed=self.recipe.seed,
+                        with_greedy=final,
+                    )
+                else:
+                    result = Evaluation(
+                        name=name,
+                        stage=self.name,
+                        step=version,
+                        problems=len(given),
+                        samples=0,
+                        seconds=0.0,
+                        final=final,
+                    )
+                if given:
+                    visits = [Visit(problem=problem, visit=0, position=at) for at, problem in enumerate(given)]
+                    groups = KINDS[self.recipe.algorithm.name].groups(visits, RolloutMaker("", "", engine.tokenizer))
+                    tokens = self.recipe.tokens_per_microbatch
+                    losses = {algorithm.name: await evaluation.loss_of(groups, algorithm, scorers, tokens=tokens)}
+                    result = replace(result, losses=losses, seconds=time.perf_counter() - began)
                 ledger.record_evaluation(result)
                 self.evaluations.append(result)
                 self.launch.reporter.evaluation(result)
@@ -421,25 +517,29 @@ class _Stage:
 def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
     """What a run would do, without loading weights: stages, data, prompts, tokens. Raises what ``train`` would."""
     out = []
+    refuse_idle(recipe)
     recipe = filled(recipe)
     folder = models.resolve(recipe.model, home)
     tokenizer, notes = HFTokenizer(folder), list[str]()
     for name, stage in recipe.staged():
         sets = prepare(stage, base=base, name=name).sets
-        kept = {key: short_enough(each.problems, tokenizer, stage, notes.append, key) for key, each in sets.items()}
-        teaches = isinstance(stage.algorithm, SFT)
-        samples = stage.prompts_per_step if teaches else stage.allocation.most(stage.prompts_per_step)
-        notes += [] if teaches else bias(stage, build_algorithm(stage))
+        kept = keep(sets, tokenizer, stage, notes.append)
+        given = not isinstance(stage.algorithm, PolicyGradient)
+        samples = stage.prompts_per_step if given else stage.allocation.most(stage.prompts_per_step)
+        notes += bias(stage, build_algorithm(stage))
+        learns = _trainable(stage, home)
+        notes += [f"{name}: {learns}" if name else learns] if learns else []
         out.append(
             {
                 "stage": name,
                 "algorithm": stage.algorithm.name,
                 "steps": stage.steps,
-                "problems": {key: len(problems) for key, problems in kept.items()},
+                "problems": {"train": len(kept.train), **kept.measured},
                 "bad_rows": _bad_rows(sets),
-                "samples_per_step": samples,
-                "max_new_tokens_per_step": samples * stage.sampling.max_new_tokens,
-                "example": kept["train"][0].messages[-1].content,
+                "samples_per_step": samples if given or stage.allocation.fixed else None,
+                "samples_per_step_at_most": samples,
+                "max_new_tokens_per_step": 0 if given else samples * stage.sampling.max_new_tokens,
+                "example": kept.train[0].messages[-1].content,
             }
         )
     return {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jurat.platform.errors import ConfigError
-from jurat.platform.identity import is_registrar
+from jurat.platform.identity.syntax import is_registrar
 from jurat.verifiers.pool import Origin
 from jurat.verifiers.registry import Definition
 

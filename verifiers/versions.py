@@ -1,4 +1,4 @@
-"""A verifier's version: its code, config, dependencies and weights (``platform/identity.py``)."""
+"""A verifier's version: its code, config, dependencies and weights (``platform/identity/``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jurat.platform.canonical import canonical_json
-from jurat.platform.identity import Identity, identify, signature_text
+from jurat.platform.identity import Identity, identify
+from jurat.platform.identity.syntax import signature_text
 from jurat.verifiers.registry import Definition
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import linear, silu
 
 from jurat.engine.learner import Tally
 from jurat.engine.llama.attention import Attention
-from jurat.engine.llama.head import Head, accumulate
+from jurat.engine.llama.head import Head, ValueHead, accumulate
 from jurat.engine.llama.plan import Plan, make_plan
 from jurat.engine.llama.weights import FlatWeights, Views
 from jurat.platform.ports import Objective
@@ -25,14 +25,16 @@ from jurat.platform.types import Microbatch
 
 class LlamaNetwork:
     """``weights`` as a network that learns. ``temperature`` is the sampler's; ``checkpointing`` keeps only each layer's
-    input and runs the layer again in the backward pass."""
+    input and runs the layer again in the backward pass. Weights of a value model make a critic."""
 
     def __init__(self, weights: FlatWeights, *, temperature: float = 1.0, checkpointing: bool = False) -> None:
         self.weights, self.temperature, self.checkpointing = weights, temperature, checkpointing
         self.master, self.num_matrix = weights.master, weights.num_matrix
         self.eps = weights.shape.rms_eps
         self._working, self._master = weights.model(weights.working), weights.model(weights.master)
-        self._head = Head(self._working.head, temperature)
+        self._head: Head | ValueHead = (
+            ValueHead(self._master.head) if weights.shape.values else Head(self._working.head, temperature)
+        )
 
     @cached_property
     def grad(self) -> Tensor:
@@ -52,7 +54,7 @@ class LlamaNetwork:
 
     @torch.no_grad()
     def backward(self, mb: Microbatch, objective: Objective, tally: Tally) -> None:
-        gradients = self._gradients
+        into = self._gradients
         run = self._forward(mb, keep=True)
         plan = run.plan
         tally.forwarded += len(plan.tokens)
@@ -71,16 +73,23 @@ class LlamaNetwork:
             def slopes(targets: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
                 return every[targets]
 
-        slope = self._head.backward(hidden, tokens, plan, slopes, gradients.head)
-        slope = normed.backward(slope, gradients.norm)
+        slope = self._head.backward(hidden, tokens, plan, slopes, into.head if into else None)
+        slope = normed.backward(slope, into.norm if into else None)
         slope = torch.zeros_like(run.stream).index_copy_(0, plan.sources, slope)
         for index in reversed(range(len(run.kept))):
             slope = self._layer_backward(index, run.kept.pop(), slope, run.attention)
-        gradients.embed.index_add_(0, plan.tokens, slope)
+        if into is not None:
+            into.embed.index_add_(0, plan.tokens, slope)
 
     @cached_property
-    def _gradients(self) -> Views:
+    def _gradients(self) -> Views | None:
+        """None: embedding, norms and head do not learn."""
         return self.weights.model(self.grad)
+
+    def _add(self, index: int, matrix: str, slope: Tensor, given: Tensor) -> None:
+        """Add the gradient ``slope.T @ given`` of a matrix of layer ``index``."""
+        assert self._gradients is not None
+        accumulate(getattr(self._gradients.layers[index], matrix), slope, given)
 
     def _forward(self, mb: Microbatch, *, keep: bool) -> _Run:
         plan = make_plan(mb, self.weights.shape)
@@ -108,8 +117,8 @@ class LlamaNetwork:
 
     def _layer_backward(self, index: int, kept: _Kept, slope: Tensor, attention: Attention) -> Tensor:
         """d loss / d (output of the layer) [R, H] -> d loss / d (its input); weight gradients are added on the way."""
-        weights, norms, into = self._working.layers[index], self._master.layers[index], self._gradients.layers[index]
-        dtype = self.weights.dtype
+        weights, norms, dtype = self._working.layers[index], self._master.layers[index], self.weights.dtype
+        into = self._gradients.layers[index] if self._gradients else None
         if kept.qkv is None:
             _, kept = self._layer(index, kept.stream, attention)
         assert kept.qkv is not None and kept.mixed is not None and kept.middle is not None and kept.gate_up is not None
@@ -117,22 +126,22 @@ class LlamaNetwork:
         rounded = slope.to(dtype)
         gate, up = kept.gate_up.chunk(2, dim=-1)
         gated = silu(gate)
-        accumulate(into.down, rounded, gated * up)
+        self._add(index, "down", rounded, gated * up)
         d_act = rounded @ weights.down
         d_gate_up = torch.empty_like(kept.gate_up)
         d_gate, d_up = d_gate_up.chunk(2, dim=-1)
         torch.mul(d_act, gated, out=d_up)
         d_gate.copy_(torch.ops.aten.silu_backward(d_act.mul_(up), gate))
         normed = _Normed(kept.middle, norms.norm2, self.eps)
-        accumulate(into.gate_up, d_gate_up, normed.value(dtype))
-        slope = normed.backward(d_gate_up @ weights.gate_up, into.norm2).add_(slope)
+        self._add(index, "gate_up", d_gate_up, normed.value(dtype))
+        slope = normed.backward(d_gate_up @ weights.gate_up, into.norm2 if into else None).add_(slope)
 
         rounded = slope.to(dtype)
-        accumulate(into.o, rounded, kept.mixed)
+        self._add(index, "o", rounded, kept.mixed)
         d_qkv = attention.backward(kept.qkv, rounded @ weights.o)
         normed = _Normed(kept.stream, norms.norm1, self.eps)
-        accumulate(into.qkv, d_qkv, normed.value(dtype))
-        return normed.backward(d_qkv @ weights.qkv, into.norm1).add_(slope)
+        self._add(index, "qkv", d_qkv, normed.value(dtype))
+        return normed.backward(d_qkv @ weights.qkv, into.norm1 if into else None).add_(slope)
 
 
 @dataclass(slots=True)
@@ -173,10 +182,11 @@ class _Normed:
     def value(self, dtype: torch.dtype) -> Tensor:
         return (self.unit * self.weight).to(dtype)
 
-    def backward(self, slope: Tensor, weight_gradient: Tensor) -> Tensor:
-        """[N, H] -> d loss / d x, float32; adds d loss / d weight."""
+    def backward(self, slope: Tensor, weight_gradient: Tensor | None) -> Tensor:
+        """[N, H] -> d loss / d x, float32; adds d loss / d weight, if it is wanted."""
         slope = slope.float()
         product = slope * self.unit
-        weight_gradient.add_(product.sum(0))
+        if weight_gradient is not None:
+            weight_gradient.add_(product.sum(0))
         mean = (product @ self.weight).div_(self.unit.shape[-1])[:, None]
         return (slope * self.weight).sub_(self.unit * mean).mul_(self.inverse)

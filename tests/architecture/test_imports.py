@@ -13,7 +13,7 @@ import pytest
 
 DISTRIBUTION = {"flint": "python-flint", "yaml": "pyyaml", "liger_kernel": "liger-kernel", "math_verify": "math-verify"}
 """Where the name that is imported differs from the name that is installed."""
-HEAVY = {"torch", "transformers", "ray", "vllm", "matplotlib", "pandas", "trl", "datasets", "accelerate"}
+HEAVY = {"torch", "transformers", "ray", "vllm", "matplotlib", "pandas", "trl", "datasets", "accelerate", "peft"}
 OPTIONAL = {"duckdb", "fastapi", "pyarrow", "sympy"}
 """Core or light enough, yet nothing that ``--help`` may wait for."""
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jurat.platform import identity
 from jurat.platform.errors import ConfigError
-from jurat.platform.identity import identify
+from jurat.platform.identity import identify, reading
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -180,7 +179,7 @@ def test_config_gives_a_new_id(base, tmp_path):
 def test_a_dependency_s_pin_gives_a_new_id(base, tmp_path, monkeypatch):
     module = load(tmp_path, BASE)
     pinned = digest(module, deps=("pytest",))
-    monkeypatch.setattr(identity, "_pinned", lambda name: ("pytest==0.0.1", "sha256:0"))
+    monkeypatch.setattr(reading, "pinned", lambda name: ("pytest==0.0.1", "sha256:0"))
     assert len({base, pinned, digest(module, deps=("pytest",))}) == 3
 
 
