@@ -13,10 +13,11 @@ import torch
 
 from jurat.engine import compute, threads
 from jurat.engine.batching import BatchedSampler
-from jurat.engine.decoding import Decoder
+from jurat.engine.decoding import Decoder, Decoding, Rows
 from jurat.engine.learner import LocalLearner, LocalScorer, Network
 from jurat.engine.lora import AdaptedNetwork, Layout, LoRALearner, layout
 from jurat.engine.tokenizer import HFTokenizer
+from jurat.engine.vllm import settings
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.ports import Scorer
 from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
@@ -64,6 +65,8 @@ def build(
     """
     from transformers import AutoConfig
 
+    if engine.sampler == "vllm":
+        settings.require()
     count = threads.choose_threads(engine.threads)
     threads.set_up(count)
     tokenizer = HFTokenizer(folder)
@@ -76,7 +79,12 @@ def build(
     compute.call(threads.set_up, count)
     adapters = layout(folder, lora) if lora else None
     network, decoder, reference, values = compute.call(make, folder, engine, sampling, adapters)
-    sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
+    if engine.sampler == "vllm":
+        rows, by = compute.call(_vllm, folder, engine, sampling, network, tokenizer.max_length)
+    else:
+        own = compute.call(decoder)
+        rows, by = Decoding(own, max_concurrent=sampling.max_concurrent), {"sampler": "own", "kernels": own.kernels}
+    sampler = BatchedSampler(rows)
     learner: LocalLearner
     if adapters:
         adapted = cast(AdaptedNetwork, network)
@@ -93,7 +101,7 @@ def build(
         "trainable": network.master.numel(),
         "lora": lora.model_dump() if lora else None,
         "dtype": engine.dtype,
-        "kernels": decoder.kernels,
+        **by,
         "device": engine.device,
         "threads": count,
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -191,8 +199,19 @@ def _critic(make: Callable[[], Network], policy: Network, optim: Optim, total_st
     return LocalLearner(network, optim, total=total_steps, source=source, role="critic")
 
 
-Made = tuple[Network, Decoder, Callable[[], Scorer], Callable[[], Network]]
-"""The policy, its decoder, and what makes a copy that scores and a value model with a zero head."""
+def _vllm(
+    folder: Path, engine: Engine, sampling: SamplingPart, network: Network, longest: int
+) -> tuple[Rows, Mapping[str, str]]:
+    """The rows of a vLLM engine with the learner's weights, and who computes them."""
+    from jurat.engine.vllm.sampler import VllmRows
+
+    made = settings.start(folder, engine, sampling)
+    rows = VllmRows(made, max_length=longest, dtype=getattr(torch, engine.dtype), source=network.views)
+    return rows, {"sampler": f"vllm {settings.version()}", "kernels": "vllm"}
+
+
+Made = tuple[Network, Callable[[], Decoder], Callable[[], Scorer], Callable[[], Network]]
+"""The policy, and what makes a decoder on its weights, a copy that scores and a value model with a zero head."""
 
 
 def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
@@ -205,6 +224,9 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout
     def network(of: FlatWeights) -> LlamaNetwork:
         return LlamaNetwork(of, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing)
 
+    def decoder(of: FlatWeights) -> LlamaDecoder:
+        return LlamaDecoder(of, native=engine.kernels == "auto")
+
     def values() -> LlamaNetwork:
         shape = replace(weights.shape, values=True)
         return network(FlatWeights(shape, dtype=weights.dtype, device=engine.device))
@@ -215,10 +237,8 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout
         adapted = LlamaLoRA(
             weights, adapters, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
         )
-        decoder = LlamaDecoder(adapted.weights, native=engine.kernels == "auto")
-        return adapted, decoder, lambda: LocalScorer(network(adapted.weights.apart())), values
-    decoder = LlamaDecoder(weights, native=engine.kernels == "auto")
-    return network(weights), decoder, lambda: LocalScorer(network(weights.copy())), values
+        return adapted, partial(decoder, adapted.weights), lambda: LocalScorer(network(adapted.weights.apart())), values
+    return network(weights), partial(decoder, weights), lambda: LocalScorer(network(weights.copy())), values
 
 
 def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
@@ -235,10 +255,11 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layo
     network = make(
         learning, dtype=dtype, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
     )
-    if dtype == torch.float32:
-        decoder = SimpleDecoder(learning)
-    else:
-        decoder = SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
+
+    def decoder() -> SimpleDecoder:
+        if dtype == torch.float32:
+            return SimpleDecoder(learning)
+        return SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
 
     def reference() -> Scorer:
         if adapters:

