@@ -127,6 +127,9 @@ def _refuse(engine: Engine, lora: LoRA | None) -> None:
         )  # fmt: skip
     if engine.ranks > 1 and lora:
         raise _single("lora")
+    if engine.ranks > 1 and engine.sampler == "vllm":  # closing vLLM ends torch's process groups
+        raise ConfigError("engine.sampler: vllm goes with a learner in one process", where="engine.ranks",
+                          fix="set engine.ranks: 1, or engine.sampler: own")  # fmt: skip
     if engine.offload and (engine.ranks == 1 or engine.device == "cpu"):
         raise ConfigError("engine.offload moves slices of several ranks from their GPUs to the CPU", where="engine.offload",
                           fix="set engine.ranks above 1 and engine.device: cuda, or leave it out")  # fmt: skip
@@ -162,9 +165,9 @@ def _sharded(
     def critic(optim: Optim, total_steps: int) -> LocalLearner:
         raise _single("a critic")
 
-    sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
+    sampler = BatchedSampler(Decoding(decoder, max_concurrent=sampling.max_concurrent))
     info = {
-        "path": "fsdp", "sampler": "simple" if simple else "fast", "why": simple, "model": config.model_type,
+        "path": "fsdp", "sampler": "own", "why": simple, "model": config.model_type,
         "parameters": learner.parameters, "dtype": engine.dtype, "kernels": decoder.kernels, "device": engine.device,
         "threads": count, "ranks": engine.ranks, "tp": engine.tp, "eos_ids": list(tokenizer.eos_ids),
         "max_length": tokenizer.max_length, "capability": torch.backends.cpu.get_cpu_capability(),
