@@ -64,8 +64,8 @@ class Source(Part):
     """Generated problems only."""
     size: int | None = Field(default=None, ge=1)
     """Generated: how many problems. Files: at most this many, after the shuffle."""
-    split: str = "train"
-    """Hub split, and the split name of generated problems."""
+    split: str | None = None
+    """Hub split (none given: ``train``); of generated problems ``train`` or ``held_out`` (none: what the set is for)."""
     fraction: tuple[float, float] = (0.0, 1.0)
     """Keep rows whose content hash falls in [low, high) of the unit interval: disjoint ranges are disjoint splits."""
     fields: Fields = Fields()

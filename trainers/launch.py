@@ -12,7 +12,7 @@ from typing import Any
 
 from jurat.datasets.check import check_gold, refuse_failed
 from jurat.datasets.cursor import ShuffledSource
-from jurat.datasets.load import ProblemSet
+from jurat.datasets.load import ProblemSet, holds
 from jurat.engine import checkpoint as checkpointing
 from jurat.engine import local, lora, models
 from jurat.engine.tokenizer import HFTokenizer
@@ -20,7 +20,7 @@ from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import GroupSource, Judge, Learner, Reporter, Scorer
 from jurat.platform.randomness import seed_of
-from jurat.platform.recipe import Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
+from jurat.platform.recipe import Dapo, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.records import RunInfo
@@ -514,6 +514,15 @@ class _Stage:
         return measure
 
 
+def _samples_at_most(stage: Recipe) -> int:
+    """Samples of a step, ReMax's greedy one of every prompt that is drawn among them."""
+    part = stage.allocation
+    most = part.most(stage.prompts_per_step)
+    if not (isinstance(stage.algorithm, PolicyGradient) and stage.algorithm.advantage == "remax"):
+        return most
+    return most + (most // part.samples_per_prompt if isinstance(part, Dapo) else stage.prompts_per_step)
+
+
 def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
     """What a run would do, without loading weights: stages, data, prompts, tokens. Raises what ``train`` would."""
     out = []
@@ -525,7 +534,7 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
         sets = prepare(stage, base=base, name=name).sets
         kept = keep(sets, tokenizer, stage, notes.append)
         given = not isinstance(stage.algorithm, PolicyGradient)
-        samples = stage.prompts_per_step if given else stage.allocation.most(stage.prompts_per_step)
+        samples = stage.prompts_per_step if given else _samples_at_most(stage)
         notes += bias(stage, build_algorithm(stage))
         learns = _trainable(stage, home)
         notes += [f"{name}: {learns}" if name else learns] if learns else []
@@ -535,6 +544,8 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
                 "algorithm": stage.algorithm.name,
                 "steps": stage.steps,
                 "problems": {"train": len(kept.train), **kept.measured},
+                "holds": holds(stage.algorithm, "train"),
+                "gold_answers": sum(bool(problem.reference) for each in sets.values() for problem in each.problems),
                 "bad_rows": _bad_rows(sets),
                 "samples_per_step": samples if given or stage.allocation.fixed else None,
                 "samples_per_step_at_most": samples,
