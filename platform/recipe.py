@@ -5,10 +5,11 @@ Words: prompts, samples and tokens. There are no mini, micro or global batch siz
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WrapValidator, field_validator, model_validator
 
 
 class Part(BaseModel):
@@ -17,15 +18,19 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def _named(default: str) -> BeforeValidator:
-    """``dapo`` is read as ``{name: dapo}``, and a mapping without a name as ``default``."""
+def _named(default: str) -> WrapValidator:
+    """``dapo`` is read as ``{name: dapo}``, and a mapping without a name as ``default``, which then counts as not given."""
 
-    def read(value: Any) -> Any:
+    def read(value: Any, handler: Callable[[Any], Part]) -> Part:
         if isinstance(value, str):
-            return {"name": value}
-        return {"name": default, **value} if isinstance(value, dict) else value
+            return handler({"name": value})
+        if not isinstance(value, dict) or "name" in value:
+            return handler(value)
+        made = handler({"name": default, **value})
+        made.model_fields_set.discard("name")
+        return made
 
-    return BeforeValidator(read)
+    return WrapValidator(read)
 
 
 def _or_name(schema: dict[str, Any]) -> None:
@@ -415,7 +420,7 @@ Allocation = Annotated[
     ],
     _named("uniform"),
 ]
-"""``allocation: dapo`` is ``allocation: {name: dapo}``; uniform where no name is given."""
+"""``allocation: dapo`` is ``allocation: {name: dapo}``; without a name that of the algorithm's preset, else uniform."""
 
 
 class SamplingPart(Part):

@@ -104,8 +104,9 @@ def _filled(recipe: Recipe) -> Recipe:
     if preset.critic is not None and part.critic is None and part.advantage in (None, preset.advantage):
         found["critic"] = preset.critic
     out: dict[str, object] = {"algorithm": part.model_copy(update=found)}
-    if preset.allocation is not None and "allocation" not in recipe.model_fields_set:
-        out["allocation"] = preset.allocation
+    if preset.allocation is not None and "name" not in recipe.allocation.model_fields_set:
+        given = {key: getattr(recipe.allocation, key) for key in recipe.allocation.model_fields_set}
+        out["allocation"] = type(preset.allocation)(**{**preset.allocation.model_dump(), **given})
     if preset.updates_per_step is not None and "updates_per_step" not in recipe.model_fields_set:
         out["updates_per_step"] = preset.updates_per_step
     return recipe.model_copy(update=out)

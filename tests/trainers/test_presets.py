@@ -8,7 +8,7 @@ import pytest
 
 from jurat.platform.config import validate
 from jurat.platform.errors import ConfigError
-from jurat.platform.recipe import Dapo, Recipe
+from jurat.platform.recipe import Dapo, Recipe, Uniform
 from jurat.platform.types import (
     Allocation,
     Group,
@@ -254,3 +254,17 @@ def test_corrections_reach_the_loss():
 def test_the_table_in_the_documents_names_every_preset():
     page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
     assert {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")} == set(PRESETS)
+
+
+def test_numbers_alone_keep_the_allocation_of_the_preset():
+    def given(algorithm, allocation):
+        value = {"model": "m", "data": {"train": {"source": "generated"}}, "algorithm": algorithm}
+        made = filled(validate({**value, "allocation": allocation}, where="test"))
+        assert filled(made) == made
+        return made.allocation
+
+    assert given("dapo", {"samples_per_prompt": 4}) == Dapo(name="dapo", samples_per_prompt=4)
+    assert given("dapo", {}) == given("dapo", "dapo") == Dapo(name="dapo")
+    assert given("dapo", {"name": "uniform", "samples_per_prompt": 4}) == Uniform(samples_per_prompt=4)
+    assert given("remax", {}) == Uniform(samples_per_prompt=1)
+    assert given("grpo", {"samples_per_prompt": 4}) == Uniform(samples_per_prompt=4)
