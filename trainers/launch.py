@@ -276,7 +276,7 @@ class _Stage:
         first_step = own.step if own else 0
         algorithm = build_algorithm(recipe)
         critic = algorithm.critic
-        updates = recipe.epochs * recipe.updates_per_step
+        updates = recipe.epochs * min(recipe.updates_per_step, recipe.prompts_per_step)  # each has a prompt at least
         for row in _bad_rows(sets):
             launch.reporter.note(f"skipped {row}")
         folder = models.resolve(recipe.model, launch.home)
