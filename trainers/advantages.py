@@ -83,7 +83,8 @@ def opo(rewards: Rewards, lengths: NDArray[np.int64], baseline: float | None = N
     """``r - sum(l r) / sum(l)``, the baseline weighted by the lengths [n] in tokens (OPO, arXiv 2505.23585)."""
     if len(rewards) < 2:
         return dr_grpo(rewards, baseline)
-    return rewards - (rewards[0] + float(np.average(rewards - rewards[0], weights=lengths)))
+    baseline = float(rewards[0] + np.average(rewards - rewards[0], weights=lengths))
+    return rewards - baseline
 
 
 def remax(rewards: Rewards, baseline: float) -> Rewards:
