@@ -34,7 +34,10 @@ CORRECTIONS: Mapping[str, Callable[[CorrectionPart], Correction]] = MappingProxy
         "icepop": lambda part: Importance(low=part.low, high=part.high, level=part.level, outside="zero"),
         "decoupled": lambda part: Importance(level=part.level),
         "reject": lambda part: Rejection(
-            part.limit, divergence=part.divergence, level="token" if part.level == "token" else "mean"
+            part.limit,
+            low=-part.limit if part.divergence == "k1" else -math.inf,  # k1 has a sign, the others none
+            divergence=part.divergence,
+            level="token" if part.level == "token" else "mean",
         ),
         "off_policy_mask": lambda part: OffPolicyMask(part.limit),
     }
@@ -213,6 +216,14 @@ def _refuse(part: PolicyGradient, recipe: Recipe) -> None:
             f"algorithm.credit.name {part.credit.name!r} reads rewards of steps, but no member of reward.members has role process",
             where="algorithm.credit",
             fix="add the verifier that judges steps to reward.members with role: process",
+        )
+    ratios = [each.name for each in part.corrections if each.name in ("tis", "icepop", "decoupled")]
+    if len(ratios) > 1:
+        raise ConfigError(
+            f"algorithm.corrections has {' and '.join(map(repr, ratios))}: each multiplies by pi_learner / pi_sampler, "
+            "which would count more than once",
+            where="algorithm.corrections",
+            fix="keep one of them; reject and off_policy_mask go with any",
         )
     for place, each in enumerate(part.corrections):
         if each.low >= each.high:

@@ -347,7 +347,8 @@ class _Stage:
 
     def _updates(self, steps: int) -> int:
         """Optimiser steps of so many steps."""
-        return steps * self.recipe.epochs * self.recipe.updates_per_step
+        recipe = self.recipe
+        return steps * recipe.epochs * min(recipe.updates_per_step, recipe.prompts_per_step)  # each has a prompt at least
 
     def _engine(self, algorithm: Algorithm) -> local.LocalEngine:
         recipe = self.recipe

@@ -223,6 +223,10 @@ def test_credit_of_steps():
             named("grpo", corrections=[{"name": "icepop", "low": 3.0}]),
             r"corrections\[0\].low 3.0 is not below its high 2.0",
         ),
+        (
+            named("grpo", corrections=[{"name": "tis"}, {"name": "reject"}, {"name": "decoupled"}]),
+            r"algorithm.corrections has 'tis' and 'decoupled'.*more than once",
+        ),
         (named("grpo", credit={"name": "shaped"}), r"algorithm.credit.name 'shaped'.*reward.members has role process"),
         (named("grpo", clip_low=-0.1), r"clip_low.*more than 0"),
         (named("grpo", advantage="gae"), r"algorithm.advantage 'gae' .* algorithm.critic is not given"),
@@ -247,7 +251,13 @@ def test_corrections_reach_the_loss():
     made = algorithm(**named("grpo", corrections=[{"name": "tis", "high": 3.0}, {"name": "reject", "limit": 0.5}]))
     tis, reject = made.objectives["policy"].corrections
     assert (tis.low, tis.high, tis.outside) == (0.0, 3.0, "clip")
-    assert (reject.high, reject.level) == (0.5, "token")
+    assert (reject.low, reject.high, reject.level) == (-math.inf, 0.5, "token")
+    (both,) = (
+        algorithm(**named("grpo", corrections=[{"name": "reject", "divergence": "k1", "limit": 0.5}]))
+        .objectives["policy"]
+        .corrections
+    )
+    assert (both.low, both.high) == (-0.5, 0.5)
     assert made.objectives["policy"].token_local
 
 
