@@ -108,7 +108,7 @@ def test_dapo_is_four_independent_switches():
     without = filled(
         recipe(
             **named("dapo", clip_high=0.2, aggregation="seq-mean-token-mean", shaping={}),
-            allocation={"samples_per_prompt": 6}, updates_per_step=1,
+            allocation={"name": "uniform", "samples_per_prompt": 6}, updates_per_step=1,
         )
     )  # fmt: skip
     part = without.algorithm
