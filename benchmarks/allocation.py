@@ -2,7 +2,8 @@
 
     python benchmarks/allocation.py variance --out FOLDER [--model smollm2] [--data multiarith/test.jsonl] [--prompts 64]
     python benchmarks/allocation.py curves   --out FOLDER [--model tiny] [--seeds 5] [--rules uniform neyman ...]
-    python benchmarks/allocation.py curves   --out FOLDER --model smollm2 --seeds 3 --rules uniform neyman
+    python benchmarks/allocation.py curves   --out FOLDER --model smollm2 --seeds 3 --rules uniform neyman --steps 40 \
+        --points 5 --problems 40
     python benchmarks/allocation.py report   --out FOLDER [--json]
 
 variance: a frozen model answers each problem ``--samples`` times; the gradient of each answer's log-probability is kept as
@@ -59,7 +60,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 }
 PLUGGED = ("plug-in", "oracle")
 """Counts from the past's own share p (not a rule that ships: it starves what it saw all wrong), and from the true p."""
-STEPS = {"difficulty": 2.5, "dapo": 0.6}
+STEPS = {"difficulty": 4.0, "until_mixed": 0.4, "dapo": 0.4}
 """Steps of a cell as a multiple of uniform's, so that cells end at about equal tokens."""
 
 
@@ -143,7 +144,8 @@ def pool(args: argparse.Namespace) -> tuple[list[list[Scored]], np.ndarray]:
     here.mkdir(parents=True, exist_ok=True)
     missing = [p for p in problems if not (here / f"{p.id}.json").exists()]
     if missing:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        dtype = getattr(torch, recipe.engine.dtype)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         model.eval()
         engine = local.build(folder, recipe.engine, recipe.optim, recipe.sampling, total_steps=1)
         judge = launch._judge(recipe, args.base)
@@ -185,7 +187,7 @@ def measured(args: argparse.Namespace) -> Recipe:
         "model": "tiny-random" if args.model == "tiny" else args.model,
         "data": {"train": {"source": args.data, "bad_rows": "skip", "size": args.prompts}},
         "sampling": {"max_new_tokens": args.max_new_tokens},
-        "engine": {"dtype": "float32", "threads": args.threads},
+        "engine": {"dtype": args.dtype, "threads": args.threads},
         "algorithm": FAIR,
     }
     return validate(value, where="benchmark")
@@ -356,7 +358,9 @@ def start(args: argparse.Namespace) -> str:
 
 def tiny(args: argparse.Namespace, value: Mapping[str, Any]) -> Recipe:
     path = Path(launch.__file__).parent / "recipes" / "tiny.yaml"
-    return load_recipe(path, {"engine.threads": args.threads, "checkpoint": {"keep": 1}, **value})
+    own = {"data.train.levels": [1, 2], "data.train.size": args.train_problems, "data.held_out.levels": [1, 2],
+           "data.held_out.size": args.problems, "sampling.max_new_tokens": 6}  # fmt: skip
+    return load_recipe(path, {"engine.threads": args.threads, "checkpoint": {"keep": 1}, **own, **value})
 
 
 def cell_recipe(args: argparse.Namespace, model: str, rule: str, seed: int) -> Recipe:
@@ -368,7 +372,7 @@ def cell_recipe(args: argparse.Namespace, model: str, rule: str, seed: int) -> R
         "evaluate.final_problems": args.problems,
     }  # fmt: skip
     if args.model == "tiny":
-        return tiny(args, {**value, "stages": [], "prompts_per_step": 8, "optim.lr": args.lr or 3e-4})
+        return tiny(args, {**value, "stages": [], "prompts_per_step": 8, "optim.lr": args.lr or 2e-4})
     path = Path(launch.__file__).parent / "recipes" / f"{args.recipe}.yaml"
     recipe = load_recipe(path, {"engine.threads": args.threads, "checkpoint": {"keep": 1}, **value})
     changes = {"optim.lr": args.lr} if args.lr else {}
@@ -456,18 +460,19 @@ def main() -> None:
     a.add_argument("--past", type=int, default=8, help="samples of each problem that a rule saw before")
     a.add_argument("--resamples", type=int, default=400)
     a.add_argument("--sketch", type=int, default=4, help="k of the projections; k * k numbers a layer")
+    a.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     a.add_argument("--batch", type=int, default=16)
     a.add_argument("--max-new-tokens", type=int, default=64)
     a.add_argument("--seed", type=int, default=0)
     b = parse.add_argument_group("curves")
     b.add_argument("--seeds", type=int, default=5)
-    b.add_argument("--steps", type=int, default=100, help="of uniform; others end at about the same tokens")
-    b.add_argument("--sft-steps", type=int, default=100)
+    b.add_argument("--steps", type=int, default=800, help="of uniform; others end at about the same tokens")
+    b.add_argument("--sft-steps", type=int, default=80)
     b.add_argument(
-        "--train-problems", type=int, default=60, help="few enough that each is asked several times: rules learn by it"
+        "--train-problems", type=int, default=240, help="few enough that each is asked several times: rules learn by it"
     )
-    b.add_argument("--points", type=int, default=10, help="evaluations along a curve")
-    b.add_argument("--problems", type=int, default=30, help="held-out problems of each")
+    b.add_argument("--points", type=int, default=16, help="evaluations along a curve")
+    b.add_argument("--problems", type=int, default=60, help="held-out problems of each")
     b.add_argument("--recipe", default="quickstart", help="shipped recipe of the cells of a model that is not tiny")
     b.add_argument("--lr", type=float)
     args = parse.parse_args()
