@@ -2,8 +2,8 @@
 
     python benchmarks/allocation.py variance --out FOLDER [--model smollm2] [--data multiarith/test.jsonl] [--prompts 64]
     python benchmarks/allocation.py curves   --out FOLDER [--model tiny] [--seeds 5] [--rules uniform neyman ...]
-    python benchmarks/allocation.py curves   --out FOLDER --model smollm2 --seeds 3 --rules uniform neyman --steps 40 \
-        --points 5 --problems 40
+    python benchmarks/allocation.py curves   --out FOLDER --model smollm2 --seeds 3 --rules uniform neyman
+        --steps 40 --points 5 --problems 40
     python benchmarks/allocation.py report   --out FOLDER [--json]
 
 variance: a frozen model answers each problem ``--samples`` times; the gradient of each answer's log-probability is kept as
