@@ -105,6 +105,8 @@ class Decoding:
         self._live: list[Row] = []
         self._interrupted = False
         self._aborted: list[Completion] = []
+        self.turns = 0
+        """Rounds so far."""
 
     def submit(self, rows: Sequence[Row]) -> None:
         """Rows asked for together; those with equal prompts are brought together, else in order."""
@@ -147,6 +149,7 @@ class Decoding:
 
     def _turn(self) -> bool:
         """One round: messages, drops, admissions, one step. False when there is nothing left to do."""
+        self.turns += 1
         while self._calls:
             action, done = self._calls.popleft()
             try:

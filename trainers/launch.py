@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jurat.datasets.check import check_gold, refuse_failed
 from jurat.datasets.cursor import ShuffledSource
 from jurat.datasets.load import ProblemSet
 from jurat.engine import checkpoint as checkpointing
 from jurat.engine import local, lora, models
+from jurat.engine.ray import needs_ray
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
@@ -38,6 +40,9 @@ from jurat.trainers.presets import filled
 from jurat.trainers.rollouts import Rollouts
 from jurat.trainers.signals import StopOnSignals
 from jurat.verifiers.judge import LocalJudge, build_judge
+
+if TYPE_CHECKING:
+    from jurat.engine.ray.home import RayEngine, RayHome
 
 MEASURED = frozenset({"held_out", "unseen"})
 """Sets that are evaluated, not trained on."""
@@ -106,7 +111,8 @@ def train(
         run = store.set_state(run, "running")
         launch = _Launch(recipe=recipe, run=run, store=store, home=home, base=base, reporter=reporter)
         try:
-            outcome = asyncio.run(launch.stages(prepared))
+            with _cluster(recipe, reporter.note) as launch.cluster:
+                outcome = asyncio.run(launch.stages(prepared))
         except BaseException as error:
             first = _first(error)
             with suppress(RunFailed):  # a database that does not answer must not hide what happened
@@ -154,6 +160,29 @@ def _judge(recipe: Recipe, base: Path) -> LocalJudge:
     return build_judge(recipe.reward, user_files=[base / file for file in recipe.verifiers])
 
 
+def _cluster(recipe: Recipe, note: Callable[[str], None]) -> AbstractContextManager[RayHome | None]:
+    """The Ray cluster that a recipe names; None where it runs in this process, and Ray is not imported."""
+    if recipe.engine.home == "local":
+        return nullcontext()
+    needs_ray()
+    from jurat.engine.ray.home import open_home
+
+    return open_home(recipe.engine, note)
+
+
+def _hosted(
+    judged: Recipe, base: Path, cluster: RayHome | None, sets: Iterable[ProblemSet], digest: str
+) -> AbstractContextManager[Judge]:
+    """The judge of a run, with the verifiers of its problems: in this process, or on the cluster."""
+    specs = [problem.verifier for each in sets for problem in each.problems]
+    if cluster is None:
+        judge = _judge(judged, base)
+        judge.bind(specs)
+        return closing(judge)
+    files = [str((base / file).resolve()) if file.endswith(".py") else file for file in judged.verifiers]
+    return cluster.judge(partial(build_judge, judged.reward, user_files=files), specs, digest)
+
+
 def _trainable(recipe: Recipe, home: Path) -> str:
     """What share of a stage's model learns, '' if all of it does."""
     if recipe.lora is None:
@@ -183,6 +212,7 @@ class _Launch:
     home: Path
     base: Path
     reporter: Reporter
+    cluster: RayHome | None = None
 
     async def stages(self, prepared: Sequence[Prepared]) -> Outcome:
         """Every stage that is not finished, in order; each begins from the weights of the one before."""
@@ -269,11 +299,13 @@ class _Stage:
             launch.reporter.note(f"skipped {row}")
         folder = models.resolve(recipe.model, launch.home)
         with ExitStack() as leaving:
-            judge = leaving.enter_context(closing(_judge(recipe, launch.base)))
-            judge.bind([p.verifier for each in sets.values() for p in each.problems])
+            judge = leaving.enter_context(
+                _hosted(recipe, launch.base, launch.cluster, sets.values(), self.prepared.reward)
+            )
+            build = local.build if launch.cluster is None else launch.cluster.build
             engine = leaving.enter_context(
                 closing(
-                    local.build(
+                    build(
                         folder,
                         recipe.engine,
                         recipe.optim,
@@ -374,7 +406,7 @@ class _Stage:
             await ledger.flush()
         return reached
 
-    def _source(self, engine: local.LocalEngine, judge: Judge, problems: Sequence[Problem]) -> GroupSource:
+    def _source(self, engine: local.LocalEngine | RayEngine, judge: Judge, problems: Sequence[Problem]) -> GroupSource:
         recipe, run = self.recipe, self.launch.run.id
         order = ShuffledSource(problems, recipe.seed, curriculum=recipe.data.curriculum)
         by_id = {problem.id: problem for problem in problems}
@@ -404,7 +436,7 @@ class _Stage:
         )
 
     def _evaluator(
-        self, engine: local.LocalEngine, judge: Judge, kept: Mapping[str, Sequence[Problem]], ledger: RunLedger
+        self, engine: local.LocalEngine | RayEngine, judge: Judge, kept: Mapping[str, Sequence[Problem]], ledger: RunLedger
     ) -> Callable[..., Awaitable[None]]:
         part = self.recipe.evaluate
 
@@ -487,9 +519,8 @@ def evaluate_model(
     )  # type: ignore[arg-type]
     prepared = prepare(recipe, base=base, name="eval")
     machine = local.build(models.resolve(model, home), recipe.engine, recipe.optim, sampling, total_steps=1)
-    with closing(machine), closing(_judge(recipe, base)) as judge:
+    with closing(machine), _hosted(recipe, base, None, prepared.sets.values(), "") as judge:
         problems = prepared.sets["train"].problems
-        judge.bind([problem.verifier for problem in problems])
         kept = short_enough(problems, machine.tokenizer, recipe, reporter.note, "eval")
         return asyncio.run(
             evaluation.evaluate(

@@ -1,0 +1,27 @@
+"""The engine on a Ray cluster: each role an actor that hosts the in-process object, each port an adapter that asks it.
+
+::
+
+    driver (the loop)                     actors (one process each, placed by ``engine.placement``)
+    ---------------------------------     ----------------------------------------------------------
+    RemoteSampler -> Crew ---- work ----> SamplerActor    local.build(...).sampler
+    RemoteLearner -> Host ---- update --> LearnerActor    local.build(...).learner
+    RemoteScorer  -> Host ---- score ---> LearnerActor    the same, with the stage's first weights: the reference
+    RemoteJudge   -> Crew ---- work ----> JudgeActor      LocalJudge, as many as ``engine.judges``
+
+Weights go from the learner to the samplers through Ray's object store, with their version. Nothing here is imported
+unless a recipe says ``engine.home: ray``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from jurat.platform.errors import ConfigError
+
+
+def needs_ray() -> None:
+    """Raises ConfigError where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("the home ray needs Ray, which is not installed", where="engine.home",
+                          fix="pip install 'ray[default]' (the extra ray), or set engine.home: local")  # fmt: skip

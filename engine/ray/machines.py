@@ -1,0 +1,103 @@
+"""The actors that hold a model: each builds the whole engine of one process and lends one part of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jurat.engine import compute
+from jurat.engine.local import LocalEngine
+from jurat.engine.ray.actor import Actor
+from jurat.engine.ray.wire import Array, WireRounds, fill, from_wire, pack_weights, size_of
+from jurat.platform.ports import Objective
+from jurat.platform.types import Completion, FloatArray, Request, UpdateReport
+
+Make = Callable[[], LocalEngine]
+
+
+class SamplerActor(Actor):
+    """A ``Sampler`` with weights of its own, which ``publish`` replaces."""
+
+    machine: LocalEngine
+
+    async def start(self, make: Make) -> Mapping[str, Any]:
+        self.machine = await asyncio.to_thread(make)
+        self.starting = False
+        return self.machine.info
+
+    def progress(self) -> int:
+        return self.answered + self.machine.sampler.turns
+
+    async def one(self, item: Request) -> Completion:
+        return await self.machine.sampler.sample(item)
+
+    async def publish(self, version: int, packed: Mapping[str, Array]) -> None:
+        network = self.machine.learner.network
+
+        def load() -> None:
+            fill(network.views(), packed)
+            network.refresh()
+
+        await self.machine.sampler.publish(version, load)
+        self.answered += 1
+
+    async def interrupt(self) -> tuple[Completion, ...]:
+        return await self.machine.sampler.interrupt()
+
+    async def shut(self) -> None:
+        self.machine.sampler.close()
+
+
+class LearnerActor(Actor):
+    """A ``Learner``, or with ``adopt`` a reference: one that only scores."""
+
+    machine: LocalEngine
+
+    async def start(self, make: Make) -> Mapping[str, Any]:
+        self.machine = await asyncio.to_thread(make)
+        network = self.machine.learner.network
+        for name in ("backward", "logprobs"):
+            setattr(network, name, partial(self._counted, getattr(network, name)))
+        self.starting = False
+        return self.machine.info
+
+    def _counted(self, method: Callable[..., Any], *args: Any) -> Any:
+        """A microbatch done is progress."""
+        found = method(*args)
+        self.answered += 1
+        return found
+
+    async def checkpoint_bytes(self) -> int:
+        return self.machine.learner.checkpoint_bytes
+
+    async def score(self, rounds: WireRounds) -> Sequence[Sequence[FloatArray]]:
+        return await self.machine.learner.score(from_wire(rounds))
+
+    async def update(self, rounds: WireRounds, objective: Objective, clip_norm: float | None) -> UpdateReport:
+        return await self.machine.learner.update(from_wire(rounds), objective, clip_norm=clip_norm)
+
+    async def save(self, folder: Path) -> None:
+        await self.machine.learner.save(folder)
+
+    async def load(self, folder: Path, weights_only: bool) -> None:
+        await self.machine.learner.load(folder, weights_only=weights_only)
+
+    async def weights(self, dtype: str) -> tuple[dict[str, Array], int]:
+        """(the model as it is now, adapters merged; its bytes)."""
+        views = self.machine.learner.network.views()
+        packed = await compute.run(pack_weights, views, getattr(torch, dtype))
+        return packed, size_of(packed)
+
+    async def adopt(self, packed: Mapping[str, Array]) -> None:
+        network = self.machine.learner.network
+
+        def load() -> None:
+            fill(network.views(), packed)
+            network.refresh()
+
+        await compute.run(load)
