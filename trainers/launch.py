@@ -436,7 +436,11 @@ class _Stage:
         )
 
     def _evaluator(
-        self, engine: local.LocalEngine | RayEngine, judge: Judge, kept: Mapping[str, Sequence[Problem]], ledger: RunLedger
+        self,
+        engine: local.LocalEngine | RayEngine,
+        judge: Judge,
+        kept: Mapping[str, Sequence[Problem]],
+        ledger: RunLedger,
     ) -> Callable[..., Awaitable[None]]:
         part = self.recipe.evaluate
 

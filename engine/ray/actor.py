@@ -61,7 +61,9 @@ class Actor:
         except JuratError as error:
             result = error
         except Exception as error:
-            result = RunFailed(f"{type(error).__name__}: {error}", where=f"{type(self).__name__}, process {os.getpid()}")
+            result = RunFailed(
+                f"{type(error).__name__}: {error}", where=f"{type(self).__name__}, process {os.getpid()}"
+            )
         finally:
             self._running.pop(key, None)
             ready.put_nowait((key, result))

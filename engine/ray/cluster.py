@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from jurat.engine.ray.actor import environment
 from jurat.platform.errors import ConfigError
 from jurat.platform.recipe import Engine
 
+CONNECT_SECONDS = 10.0
 RESERVE_SECONDS = 20.0
 """For processors that the cluster counts as free."""
 
@@ -100,11 +102,14 @@ def _begin(address: str) -> None:
         ray.init(address="local", include_dashboard=False, **settings)
         return
     try:
+        if address != "auto":  # Ray itself tries for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
         ray.init(address=address, **settings)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"no Ray cluster answers: {str(error).splitlines()[0]}", where=f"engine.ray: {address}",
-            fix="start one (ray start --head), or set engine.ray: local to have one for the run",
+            fix="start one (ray start --head) and give its host:port, or set engine.ray: local to have one for the run",
         ) from None  # fmt: skip
 
 
@@ -144,9 +149,7 @@ def _fit(wanted: Sequence[int], there: Sequence[int]) -> bool:
 
 
 def _reserve(shares: Mapping[str, Share]) -> PlacementGroup:
-    bundles = [
-        {"CPU": share.cpus, **({"GPU": share.gpus} if share.gpus else {})} for share in shares.values()
-    ]
+    bundles = [{"CPU": share.cpus, **({"GPU": share.gpus} if share.gpus else {})} for share in shares.values()]
     group = placement_group(bundles, strategy="PACK")
     if not group.wait(RESERVE_SECONDS):
         remove_placement_group(group)

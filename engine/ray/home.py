@@ -55,7 +55,14 @@ class RayHome:
         self.cluster, self.note = cluster, note
 
     def build(
-        self, folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *, lora: LoRA | None = None, **rest: Any
+        self,
+        folder: Path,
+        engine: Engine,
+        optim: Optim,
+        sampling: SamplingPart,
+        *,
+        lora: LoRA | None = None,
+        **rest: Any,
     ) -> RayEngine:
         """As ``local.build``, which every actor calls; adapters are the learner's alone: what it publishes is merged."""
         tokenizer = HFTokenizer(folder)
@@ -80,6 +87,8 @@ class RayHome:
                 await host.ask("publish", *sampler.published)
 
         def reference() -> RemoteScorer:
+            weights: Any = None
+
             async def begin(host: Host) -> None:
                 await host.ask("start", make("reference"))
                 await host.ask("adopt", weights)
@@ -89,7 +98,6 @@ class RayHome:
                 weights = await learner.weights("float32")
                 await host.start()
 
-            weights: Any = None
             host = made("reference", begin)
             _wait(start())
             return RemoteScorer(host)
@@ -164,9 +172,11 @@ def _wait(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _close(hosts: Sequence[Host]) -> None:
-    """Let each end its children, then kill it."""
-    shut = [ref for host in hosts if (ref := host.shut()) is not None]
+    """Let each end its children, then end it; those that do not answer are killed."""
+    shut = {ref: host for host in hosts if (ref := host.shut()) is not None}
+    done: Sequence[Any] = ()
     with suppress(RayError):
-        ray.wait(shut, num_returns=len(shut), timeout=SHUT_SECONDS) if shut else None
-    for host in hosts:
-        host.kill()
+        if shut:
+            done, _ = ray.wait(list(shut), num_returns=len(shut), timeout=SHUT_SECONDS)
+    for ref, host in shut.items():
+        host.end() if ref in done else host.kill()

@@ -137,7 +137,7 @@ class Host:
                 actor, seen, moved = self._actor, None, loop.time()
             try:
                 found = await asyncio.wait_for(_value(actor.pulse.remote()), pause)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 found = seen
             except RayError:  # dead: the calls themselves are told
                 continue
@@ -192,12 +192,15 @@ class Host:
         with suppress(RayError):
             return self._actor.shut.remote()
 
+    def end(self) -> None:
+        """Have Ray end the process."""
+        if self._actor is not None:
+            with suppress(RayError):
+                ray.kill(self._actor)
+
     def kill(self) -> None:
         """End the process at once, even one that is stopped and answers nobody."""
-        if self._actor is None:
-            return
-        with suppress(RayError):
-            ray.kill(self._actor)
+        self.end()
         if not self.pid:
             return
         if self.node == ray.get_runtime_context().get_node_id():
