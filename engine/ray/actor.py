@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from jurat.platform.errors import JuratError, RunFailed
@@ -18,9 +19,8 @@ class Actor:
     answered, unless the process stands still."""
 
     def __init__(self) -> None:
-        self.starting = True
         self.answered = 0
-        self._pulses = 0
+        self._alive, self._uncounted = 0, 0
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def who(self) -> tuple[int, str]:
@@ -30,9 +30,18 @@ class Actor:
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
     async def pulse(self) -> int:
-        """A number that moves while there is progress. Loading a model has none to count: that it answers is enough."""
-        self._pulses += 1
-        return self._pulses if self.starting else self.progress()
+        """A number that moves while there is progress."""
+        self._alive += self._uncounted > 0
+        return self._alive + self.progress()
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Within, that the process answers is progress enough: reading and writing files have no steps to count."""
+        self._uncounted += 1
+        try:
+            yield
+        finally:
+            self._uncounted -= 1
 
     def progress(self) -> int:
         return self.answered

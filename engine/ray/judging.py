@@ -20,15 +20,15 @@ class JudgeActor(Actor):
 
     async def start(self, make: Callable[[], Any], specs: Sequence[VerifierSpec], digest: str) -> None:
         """Build the judge, and see that its verifiers are those that the run is recorded with. Raises RewardDrift."""
-        self.judge = await asyncio.to_thread(make)
-        await asyncio.to_thread(self.judge.bind, specs)
+        with self.uncounted():
+            self.judge = await asyncio.to_thread(make)
+            await asyncio.to_thread(self.judge.bind, specs)
         found = self.judge.spec_digest
         if digest and found != digest:
             raise RewardDrift(
                 f"the reward on this machine is {found[:23]}…, the run's is {digest[:23]}…",
                 where="a judge of engine.placement", fix="install the same version of jurat and of your verifiers on every machine",
             )  # fmt: skip
-        self.starting = False
 
     async def one(self, item: Question) -> Judgement:
         problem, text, finish = item

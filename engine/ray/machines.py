@@ -26,12 +26,12 @@ class SamplerActor(Actor):
     machine: LocalEngine
 
     async def start(self, make: Make) -> Mapping[str, Any]:
-        self.machine = await asyncio.to_thread(make)
-        self.starting = False
+        with self.uncounted():
+            self.machine = await asyncio.to_thread(make)
         return self.machine.info
 
     def progress(self) -> int:
-        return self.answered + self.machine.sampler.turns
+        return self.answered + (self.machine.sampler.turns if hasattr(self, "machine") else 0)
 
     async def one(self, item: Request) -> Completion:
         return await self.machine.sampler.sample(item)
@@ -43,8 +43,8 @@ class SamplerActor(Actor):
             fill(network.views(), packed)
             network.refresh()
 
-        await self.machine.sampler.publish(version, load)
-        self.answered += 1
+        with self.uncounted():
+            await self.machine.sampler.publish(version, load)
 
     async def interrupt(self) -> tuple[Completion, ...]:
         return await self.machine.sampler.interrupt()
@@ -59,11 +59,11 @@ class LearnerActor(Actor):
     machine: LocalEngine
 
     async def start(self, make: Make) -> Mapping[str, Any]:
-        self.machine = await asyncio.to_thread(make)
+        with self.uncounted():
+            self.machine = await asyncio.to_thread(make)
         network = self.machine.learner.network
         for name in ("backward", "logprobs"):
             setattr(network, name, partial(self._counted, getattr(network, name)))
-        self.starting = False
         return self.machine.info
 
     def _counted(self, method: Callable[..., Any], *args: Any) -> Any:
@@ -82,15 +82,18 @@ class LearnerActor(Actor):
         return await self.machine.learner.update(from_wire(rounds), objective, clip_norm=clip_norm)
 
     async def save(self, folder: Path) -> None:
-        await self.machine.learner.save(folder)
+        with self.uncounted():
+            await self.machine.learner.save(folder)
 
     async def load(self, folder: Path, weights_only: bool) -> None:
-        await self.machine.learner.load(folder, weights_only=weights_only)
+        with self.uncounted():
+            await self.machine.learner.load(folder, weights_only=weights_only)
 
     async def weights(self, dtype: str) -> tuple[dict[str, Array], int]:
         """(the model as it is now, adapters merged; its bytes)."""
         views = self.machine.learner.network.views()
-        packed = await compute.run(pack_weights, views, getattr(torch, dtype))
+        with self.uncounted():
+            packed = await compute.run(pack_weights, views, getattr(torch, dtype))
         return packed, size_of(packed)
 
     async def adopt(self, packed: Mapping[str, Array]) -> None:
@@ -100,4 +103,5 @@ class LearnerActor(Actor):
             fill(network.views(), packed)
             network.refresh()
 
-        await compute.run(load)
+        with self.uncounted():
+            await compute.run(load)
