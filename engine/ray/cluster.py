@@ -121,7 +121,7 @@ def _shares(engine: Engine, roles: Sequence[str], machines: Sequence[Mapping[str
     """{pool: its share} of the pools in use. Raises ConfigError if they do not fit ``machines``."""
     placed = [getattr(engine.placement, role) for role in roles]
     largest = max(int(machine.get("CPU", 0)) for machine in machines)
-    shares = {}
+    shares: dict[str, Share] = {}
     for name in dict.fromkeys(placed):
         pool = engine.pools[name]
         processes = placed.count(name) + (engine.judges - 1) * (name == engine.placement.judge)
