@@ -27,6 +27,12 @@ GLOBAL = {"--home": True, "--debug": False}
 """Options of the root which may stand anywhere on the line, and whether they take a value."""
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"jurat {__version__}")
+        raise typer.Exit
+
+
 def to_front(args: Sequence[str]) -> list[str]:
     """``args`` with the global options first, so that they may be given after the command too."""
     front: list[str] = []
@@ -75,6 +81,12 @@ def root(
         ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_tell_version, help="Print the version, and nothing else happens."
+        ),
+    ] = False,
 ) -> None:
     """Train reasoning language models by reinforcement learning from verification.
 

@@ -14,7 +14,7 @@ import typer
 from jurat.api import terminal
 
 if TYPE_CHECKING:
-    from jurat.datasets.load import ProblemSet
+    from jurat.datasets.load import Holds, ProblemSet
     from jurat.platform.recipe import Fields, Prompt, Source
 
 datasets = typer.Typer(
@@ -59,6 +59,8 @@ class Named:
     recipe: str = ""
     verifiers: tuple[str, ...] = ()
     """Files of the recipe with verifiers of its own."""
+    holds: Holds = "answers"
+    """What its rows hold: that of its stage, or guessed."""
 
 
 @datasets.command("ls")
@@ -119,8 +121,8 @@ def show(
         found = _load(one)
         part = _part(one.source) | ({"bad_rows": "skip"} if found.skipped else {})
         shown.append({
-            "set": one.label, "manifest": found.manifest.to_json(), "bad_rows": [str(b) for b in found.skipped],
-            "part": part, "sample": [_problem(p) for p in found.problems[:rows]],
+            "set": one.label, "holds": one.holds, "manifest": found.manifest.to_json(),
+            "bad_rows": [str(b) for b in found.skipped], "part": part, "sample": [_problem(p) for p in found.problems[:rows]],
         })  # fmt: skip
         if not as_json:
             _print_set(one, found, part, rows)
@@ -174,7 +176,8 @@ def check(
     for one, found in loaded:
         failed = _check_gold(one, found)
         result: dict[str, Any] = {
-            "set": one.label, "rows": found.manifest.rows, "digest": found.manifest.digest,
+            "set": one.label, "holds": one.holds, "rows": found.manifest.rows, "digest": found.manifest.digest,
+            "without_gold": sum(not p.reference for p in found.problems),
             "bad_rows": [str(b) for b in found.skipped],
             "gold_failed": [
                 {"id": p.id, "where": p.source, "gold": p.reference, "status": v.status, "why": v.why}
@@ -230,12 +233,14 @@ def _resolve(name: str, given: _Given) -> list[Named]:
 
     if name.endswith(SUFFIXES) or (name in shipped() and not Path(name).exists()):
         return _of_recipe(name)
-    return [Named(label=name, source=_source(name, given), prompt=Prompt(), base=None, split=given.split)]
+    source, holds = _source(name, given)
+    return [Named(label=name, source=source, prompt=Prompt(), base=None, split=given.split, holds=holds)]
 
 
 def _of_recipe(name: str) -> list[Named]:
     """Every different set of a recipe, stage by stage."""
     from jurat.api.recipes import load
+    from jurat.datasets.load import holds
     from jurat.platform.canonical import canonical_json
 
     recipe, base = load(name)
@@ -246,16 +251,18 @@ def _of_recipe(name: str) -> list[Named]:
             if source is not None:
                 label = f"{stage}.{split}" if stage else split
                 one = Named(label=label, source=source, prompt=part.prompt, base=base, split=split, recipe=name,
-                            verifiers=recipe.verifiers)  # fmt: skip
-                found.setdefault(canonical_json([split, source, part.prompt]), one)
+                            verifiers=recipe.verifiers, holds=holds(part.algorithm, split))  # fmt: skip
+                found.setdefault(canonical_json([split, source, part.prompt, one.holds]), one)
     return list(found.values())
 
 
-def _source(name: str, given: _Given) -> Source:
-    """A source from options; the columns of a file are guessed where none is given."""
+def _source(name: str, given: _Given) -> tuple[Source, Holds]:
+    """A source from options, and what it holds; the columns of a file are guessed where none is given."""
+    from pydantic import ValidationError
+
     from jurat.datasets import generated
     from jurat.datasets.load import find_path
-    from jurat.platform.errors import ConfigError
+    from jurat.platform.config import refusal
     from jurat.platform.recipe import Fields, Source
 
     keys: dict[str, Any] = {
@@ -266,21 +273,20 @@ def _source(name: str, given: _Given) -> Source:
         keys["levels"] = _numbers(given.levels, "--levels", int)
     if given.fraction is not None:
         keys["fraction"] = _numbers(given.fraction, "--fraction", float)
+    holds: Holds = "answers"
     if not generated.names(name):
         mapped = {k: v for k in ("question", "answer", "solution", "gold") if (v := getattr(given, k)) is not None}
         path = find_path(name, None)
         if path is not None:
             keys["split"] = "train"
-            guessed = {} if {"question", "answer"} <= set(mapped) else _guessed(path, mapped).model_dump()
-            mapped = {**guessed, **mapped}
+            fields, holds = _guessed(path, mapped)
+            mapped = {**fields.model_dump(), **mapped}
         keys["fields"] = mapped
     try:
         source = Source.model_validate(keys)
-    except ValueError as error:
-        faults: list[Any] = getattr(error, "errors", list)()
-        said = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in faults) or str(error)
-        raise ConfigError(said, where="jurat datasets", fix="jurat datasets show --help") from None
-    return source.model_copy(update={"fields": Fields.model_validate(keys.get("fields", {}))})
+    except ValidationError as error:
+        raise refusal(error, keys, Source, where=f"jurat datasets {name}") from None
+    return source.model_copy(update={"fields": Fields.model_validate(keys.get("fields", {}))}), holds
 
 
 def _numbers(text: str, option: str, kind: type[int] | type[float]) -> tuple[float, ...]:
@@ -292,15 +298,19 @@ def _numbers(text: str, option: str, kind: type[int] | type[float]) -> tuple[flo
         raise ConfigError(f"{option} needs numbers with commas, got {text!r}", where="jurat datasets") from None
 
 
-def _guessed(path: Path, given: dict[str, Any]) -> Fields:
-    """The field map of a file, from its first rows and what is given of it."""
+def _guessed(path: Path, given: dict[str, Any]) -> tuple[Fields, Holds]:
+    """The field map of a file and what it holds, from its first rows and what is given of it."""
     from itertools import islice
 
-    from jurat.datasets.guess import guess_fields
+    from jurat.datasets.guess import guess_fields, guess_holds
     from jurat.datasets.rows import Row, find_files, read_rows
+    from jurat.platform.recipe import Fields
 
     rows = [row.value for row in islice(read_rows(find_files(path)[0]), 200) if isinstance(row, Row)]
-    return guess_fields(rows, where=str(path), question=given.get("question"), answer=given.get("answer"))
+    holds, question, answer = guess_holds(rows), given.get("question"), given.get("answer")
+    if question and answer:
+        return Fields(), holds
+    return guess_fields(rows, where=str(path), question=question, answer=answer, holds=holds), holds
 
 
 def _load(one: Named) -> ProblemSet:
@@ -308,18 +318,18 @@ def _load(one: Named) -> ProblemSet:
     from jurat.datasets.load import load_problems
 
     source = one.source.model_copy(update={"bad_rows": "skip"})
-    return load_problems(source, one.prompt, base=one.base, split=one.split)
+    return load_problems(source, one.prompt, base=one.base, split=one.split, holds=one.holds)
 
 
 def _check_gold(one: Named, found: ProblemSet) -> list[tuple[Any, Any]]:
-    """Problems whose gold fails the verifier that they name."""
+    """Problems whose gold fails the verifier that they name; one without gold cannot."""
     from jurat.datasets.check import check_gold
     from jurat.platform.recipe import Member, RewardPart
     from jurat.verifiers.judge import build_judge
 
     files = [(one.base or Path()) / file for file in one.verifiers]
     with build_judge(RewardPart(members=(Member(use="problem"),)), user_files=files) as judge:
-        return check_gold(found.problems, judge.verdict)
+        return check_gold([p for p in found.problems if p.reference], judge.verdict)
 
 
 def _bare(one: Named, found: ProblemSet) -> list[Any]:
@@ -347,12 +357,23 @@ def _problem(problem: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _held(problem: Any, holds: Holds) -> str:
+    """What a problem holds beside its question, in a line."""
+    short = lambda name: terminal.clean(problem.columns[name], 60)
+    if holds == "pairs":
+        return f"{short('chosen')}  rather than  {short('rejected')}"
+    if holds == "labels":
+        return f"{short('completion')}  {'(good)' if problem.columns['label'] else '(bad)'}"
+    return terminal.clean(problem.reference, 60)
+
+
 def _print_set(one: Named, found: ProblemSet, part: dict[str, Any], rows: int) -> None:
     import yaml
 
     m = found.manifest
+    what = {"answers": "problems", "pairs": "pairs (for DPO)", "labels": "labelled completions (for KTO)"}[one.holds]
     lines = [
-        f"{one.label}: {m.rows} problems, {m.skipped} bad rows, licence: {m.licence or 'not stated'}",
+        f"{one.label}: {m.rows} {what}, {m.skipped} bad rows, licence: {m.licence or 'not stated'}",
         f"  digest  {m.digest}",
     ]
     if m.levels:
@@ -363,7 +384,7 @@ def _print_set(one: Named, found: ProblemSet, part: dict[str, Any], rows: int) -
     lines += [f"  bad     and {len(found.skipped) - 5} more"] if len(found.skipped) > 5 else []
     for p in found.problems[:rows]:
         asked = terminal.clean(p.messages[-1].content, 200)
-        lines.append(f"  {p.id}  {asked}  ->  {terminal.clean(p.reference, 60)}")
+        lines.append(f"  {p.id}  {asked}  ->  {_held(p, one.holds)}")
     typer.echo("\n".join(terminal.clean(line) for line in lines))
     written = yaml.safe_dump({"data": {one.split: part}}, sort_keys=False, default_flow_style=None, width=110)
     typer.echo("\nIn a recipe:\n" + terminal.clean(written))
@@ -377,6 +398,8 @@ def _print_check(result: dict[str, Any], ngram: int) -> None:
 
     typer.echo(f"{result['set']}: {result['rows']} problems, {result['digest']}")
     some("bad rows", result["bad_rows"])
+    if result["without_gold"]:
+        typer.echo(f"  {result['holds']} without a gold answer, which no verifier can check: {result['without_gold']}")
     some("gold that fails its verifier",
          [f"{g['where']}: {g['gold']!r} is {g['status']} ({g['why']})" for g in result["gold_failed"]])  # fmt: skip
     for report in result.get("contamination", []):

@@ -194,7 +194,7 @@ def evaluate(
     database: terminal.Database = None,
     as_json: terminal.AsJson = False,
 ) -> None:
-    """Measure a model on problems: accuracy, greedy accuracy and pass@k with 95 % intervals over problems."""
+    """Measure a model on problems: accuracy (mean score), the same greedily, pass@k; 95 % intervals over problems."""
     if temperature is not None and not temperature > 0:
         raise ConfigError(f"--temperature must be above 0, got {temperature:g}", where="--temperature",
                           fix="greedy accuracy is measured beside it in any case")  # fmt: skip
@@ -253,8 +253,7 @@ def _source(dataset: str, assignments: list[str], run: RunInfo | None, recipe: R
     """The data source that ``dataset`` names, and the folder its path starts from."""
     from pydantic import ValidationError
 
-    from jurat.platform.config import key_paths, override
-    from jurat.platform.errors import nearest
+    from jurat.platform.config import override, refusal
     from jurat.platform.recipe import Source
 
     value: dict[str, Any] = {"source": dataset, "split": "held_out" if dataset.startswith("generated") else "train"}
@@ -267,15 +266,11 @@ def _source(dataset: str, assignments: list[str], run: RunInfo | None, recipe: R
             )
         value = own.model_dump(mode="json")
         base = Path(run.meta.get("base", base)) if run is not None else base
+    value = override(value, assignments)
     try:
-        return Source.model_validate(override(value, assignments)), base
+        return Source.model_validate(value), base
     except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(str(part) for part in fault["loc"])
-        hint = nearest(key, key_paths(Source)) if fault["type"] == "extra_forbidden" else ""
-        raise ConfigError(
-            f"{key}: {fault['msg']}.{hint}", where="--set", fix=f"keys: {', '.join(key_paths(Source))}"
-        ) from None
+        raise refusal(error, value, Source, where=f"jurat eval {dataset}", given=assignments) from None
 
 
 def _settings(

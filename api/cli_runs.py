@@ -1,9 +1,13 @@
-"""``jurat runs ...``, ``jurat rollouts`` and ``jurat db upgrade``: what was recorded, for people and for programs."""
+"""``jurat runs ...``, ``jurat rollouts`` and ``jurat db upgrade``: what was recorded, for people and for programs.
+
+Records count steps from 0, by the policy version that a step begins with; what is told here, as text or JSON, counts from
+1, as the log does: step N makes version N.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -105,6 +109,7 @@ def ls(
 
 def _listed(store: Store, run: RunInfo) -> dict[str, Any]:
     last = store.last_metrics(run)
+    rewarded = bool(last) and _rewarded(run, last[0].stage)
     return {
         "run": run.id,
         "recipe": run.name,
@@ -112,15 +117,24 @@ def _listed(store: Store, run: RunInfo) -> dict[str, Any]:
         "detail": run.detail,
         "stage": last[0].stage if last else None,
         "step": last[0].step + 1 if last else None,
-        "reward": next((point.value for point in last if point.name == "reward/mean"), None),
+        "reward": next((point.value for point in last if rewarded and point.name == "reward/mean"), None),
         "created": run.created,
         "started": run.started,
         "ended": run.ended,
     }
 
 
+def _rewarded(run: RunInfo, stage: str) -> bool:
+    """Whether a stage samples: where it learns from given answers, the recorded reward is their label."""
+    from jurat.platform.recipe import OFFLINE
+
+    stages: Sequence[Mapping[str, Any]] = run.recipe.get("stages", ())
+    own = next((each for each in stages if each["name"] == stage), run.recipe)
+    return (own.get("algorithm") or run.recipe["algorithm"])["name"] not in OFFLINE
+
+
 def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return "-" if value is None else f"{value:.3f}"
 
 
 # ---- runs show ---------------------------------------------------------------------------------------------------
@@ -153,7 +167,9 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
                     {"stage": c.stage, "step": c.ref.step, "digest": c.ref.digest, "path": c.ref.path}
                     for c in checkpoints
                 ],
-                "segments": [{name: getattr(s, name) for name in s.__slots__} for s in segments],
+                "segments": [
+                    {name: getattr(s, name) for name in s.__slots__} | {"first_step": s.first_step + 1} for s in segments
+                ],
                 "events": [{name: getattr(e, name) for name in e.__slots__} for e in events[-50:]],
             }
         )  # fmt: skip
@@ -191,7 +207,7 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
         terminal.print_table(
             ["no", "stage", "from step", "started (UTC)", "ended", "ending", "host", "pid"],
             [
-                (s.no, s.stage, s.first_step, _time(s.started), _time(s.ended), s.ending, s.host, s.pid)
+                (s.no, s.stage, s.first_step + 1, _time(s.started), _time(s.ended), s.ending, s.host, s.pid)
                 for s in segments
             ],
         )  # fmt: skip
@@ -333,7 +349,7 @@ class _Follower:
         stage, step = points[0].stage, points[0].step
         values = {point.name: point.value for point in points}
         if self._screen is None:
-            terminal.print_json({"stage": stage, "step": step, "metrics": values})
+            terminal.print_json({"stage": stage, "step": step + 1, "metrics": values})
             return
         if stage != self._stage:
             from jurat.platform.recipe import Recipe
@@ -388,7 +404,7 @@ def verify(run: RunArgument, database: Database = None, as_json: terminal.AsJson
 def rollouts(
     run: RunArgument,
     worst: Annotated[int | None, typer.Option(min=1, help="Only so many, the lowest reward first.")] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="Of this step, counted from 0.")] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="Of this step, as the log counts: the first is 1.")] = None,
     stage: Annotated[str | None, typer.Option(help="Of this stage.")] = None,
     problem: Annotated[str | None, typer.Option(help="Of the problem with this id, or its beginning.")] = None,
     status: Annotated[str | None, typer.Option(help="With this verdict: correct, incorrect, no_answer, ...")] = None,
@@ -407,7 +423,7 @@ def rollouts(
     with _store(database) as store:
         found = store.run(run)
         page = read(
-            store, found, step=step, stage=stage, problem=problem, status=status, worst=worst,
+            store, found, step=None if step is None else step - 1, stage=stage, problem=problem, status=status, worst=worst,
             limit=None if worst else limit,
         )  # fmt: skip
     for fault in page.faults:
@@ -431,7 +447,7 @@ def _print(place: int, record: Record, limit: int | None) -> None:
     notes += [f"{rollout.num_completion_tokens} tokens"]
     notes += ["cut at the limit"] if rollout.finish == "length" else []
     notes += [f"discarded: {record.discarded}"] if record.discarded else []
-    where = f"{record.stage + ' ' if record.stage else ''}step {record.step}"
+    where = f"{record.stage + ' ' if record.stage else ''}step {record.step + 1}"
     worth = "excluded" if reward is None else f"{reward:.4g}"
     head = f"#{place}  reward {worth}  {where}  problem {rollout.problem.id}  visit {rollout.visit}  {', '.join(notes)}"
     typer.echo(_line(head))
@@ -473,7 +489,7 @@ def _json(record: Record) -> dict[str, Any]:
     rollout, judgement = record.scored.rollout, record.scored.judgement
     problem = rollout.problem
     return {
-        "id": rollout.id, "stage": record.stage, "segment": record.segment, "step": record.step,
+        "id": rollout.id, "stage": record.stage, "segment": record.segment, "step": record.step + 1,
         "position": record.position, "baseline": record.baseline, "discarded": record.discarded,
         "allocation": {"samples": record.allocation.samples, "reason": record.allocation.reason,
                        "evidence": record.allocation.evidence},

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jurat.api import terminal
-from jurat.platform.errors import ConfigError, JuratError
+from jurat.platform.errors import ConfigError, JuratError, install
 
 if TYPE_CHECKING:
     from jurat.trainers.launch import Outcome
@@ -136,7 +136,7 @@ def needs_engine() -> None:
     if absent:
         raise ConfigError(
             f"training needs {' and '.join(absent)}, which the core of jurat goes without", where="jurat train",
-            fix="pip install '.[train]' in the checkout (or 'jurat[train]' once it is released)",
+            fix=install("train"),
         )  # fmt: skip
 
 
@@ -173,9 +173,9 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         skipped = len(stage["bad_rows"])
         typer.echo(f"\nstage   {stage['stage'] or '(only one)'}: {stage['algorithm']}, {stage['steps']} steps")
         typer.echo(f"data    {sets} problems" + (f"; {skipped} rows skipped" if skipped else ""))
-        typer.echo(
-            f"step    {stage['samples_per_step']} samples, at most {stage['max_new_tokens_per_step']:,} new tokens"
-        )
+        most, new = stage["samples_per_step_at_most"], f"{stage['max_new_tokens_per_step']:,} new tokens"
+        fixed = f"{most} samples, at most {new}" if stage["samples_per_step"] else f"at most {most} samples, {new}"
+        typer.echo(f"step    {fixed if stage['max_new_tokens_per_step'] else f'{most} given completions'}")
         typer.echo(f"asks    {terminal.clean(stage['example'], 160)}")
     if plan["notes"]:
         typer.echo("")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jurat.api import terminal
-from jurat.platform.errors import ConfigError
+from jurat.platform.errors import ConfigError, GateFailed
 
 Files = Annotated[
     list[Path], typer.Option("--file", "-f", help="A Python file that registers verifiers.", show_default=False)
@@ -42,6 +42,11 @@ def verify(
     from jurat.verifiers.once import verify as once
     from jurat.verifiers.verdicts import verdict_to_json
 
+    if (answer is None) == (completion is None):
+        raise ConfigError(
+            f"give {'either' if answer is None else 'one of'} --answer or --completion", where=f"jurat verify {name}",
+            fix="--answer is a bare answer, as in --answer 0.5; --completion a whole text that ends in one",
+        )  # fmt: skip
     verdict = once(name, gold=gold, answer=answer, completion=completion, user_files=file, args=parse_args(arg))
     if as_json:
         given = verdict.verifier
@@ -95,11 +100,20 @@ def audit(
     rows = auditing.metamorphic_cases(pairs, seed) if cases is None else auditing.read_cases(cases)
     grouped = by or ("category" if metamorphic else None)
     result = auditing.audit(name, rows, args=auditing.parse_args(arg), user_files=file, by=grouped, workers=workers)
+    failed: GateFailed | None = None
+    try:
+        auditing.gate(result, min_accuracy=min_accuracy, max_fp=max_fp)
+    except GateFailed as error:
+        failed = error
     if as_json:
-        terminal.print_json(result.to_json())
-    else:
-        _print_audit(result)
-    auditing.gate(result, min_accuracy=min_accuracy, max_fp=max_fp)
+        terminal.print_json({**result.to_json(), "gate": terminal.error_json(failed) if failed else None})
+        if failed:
+            terminal.fail(failed)
+            raise typer.Exit(failed.exit_code)
+        return
+    _print_audit(result)
+    if failed:
+        raise failed
 
 
 def _print_audit(result: Any) -> None:

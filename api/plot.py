@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jurat.api.terminal import clean
-from jurat.platform.errors import ConfigError
+from jurat.platform.errors import ConfigError, install
 
 if TYPE_CHECKING:
     from jurat.platform.recipe import Recipe
@@ -61,7 +61,7 @@ def plot_run(run: str, out: Path, *, home: Path, database: str | None = None) ->
 
 def read(run: str, home: Path, database: str | None = None) -> tuple[Curve, str]:
     """The curve of a run as recorded, and its id."""
-    from jurat.platform.recipe import Recipe
+    from jurat.platform.recipe import OFFLINE, Recipe
     from jurat.platform.runs.store import Store
 
     store = Store.open(database, home)
@@ -79,7 +79,7 @@ def read(run: str, home: Path, database: str | None = None) -> tuple[Curve, str]
     stages = recipe.staged()
     starts = accumulate((part.steps for _, part in stages), initial=0)
     offsets = {name: start for (name, _), start in zip(stages, starts, strict=False)}
-    teaches = {name for name, part in stages if part.algorithm.name == "sft"}
+    teaches = {name for name, part in stages if part.algorithm.name in OFFLINE}
 
     def series(metric: str, *, taught: bool) -> tuple[list[int], list[float]]:
         chosen = [p for p in points if p.name == metric and (p.stage in teaches) is taught]
@@ -122,7 +122,7 @@ def draw(curve: Curve, out: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("matplotlib is not installed", where="jurat plot", fix="pip install 'jurat[plot]'") from None
+        raise ConfigError("matplotlib is not installed", where="jurat plot", fix=install("plot")) from None
 
     figure = Figure(figsize=(8.0, 8.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -135,8 +135,10 @@ def draw(curve: Curve, out: Path) -> None:
     beside = []
     if curve.loss[0]:
         other = reward.twinx()
-        _line(other, curve.loss, LOSS, "loss on given answers")
-        other.set_ylabel("loss, nats per token", color=LOSS)
+        _line(other, curve.loss, LOSS, "loss on given completions")
+        if held_out := [(step, loss) for step, e in curve.evaluations for loss in e.losses.values()]:
+            other.plot(*zip(*held_out, strict=True), color=LOSS, linestyle="", marker="x", label="held-out loss")
+        other.set_ylabel("loss", color=LOSS)
         other.tick_params(axis="y", labelcolor=LOSS)
         other.set_ylim(bottom=0)
         other.spines[["top"]].set_visible(False)
@@ -187,12 +189,12 @@ def _evaluations(axes: Any, evaluations: Sequence[tuple[int, Evaluation]]) -> No
     """Accuracy with its interval as a band, greedy as crosses, for each set."""
     axes.set_ylabel("accuracy, 95 % interval")
     axes.set_ylim(-0.02, 1.02)
-    for name in dict.fromkeys(e.name for _, e in evaluations):
-        mine = [(step, e) for step, e in evaluations if e.name == name]
+    for name in dict.fromkeys(e.name for _, e in evaluations if e.accuracy):
+        mine = [(step, e, e.accuracy) for step, e in evaluations if e.name == name and e.accuracy]
         colour = {"held_out": HELD_OUT, "unseen": UNSEEN}.get(name, REWARD)
-        steps = [step for step, _ in mine]
-        accuracy = [e.accuracy for _, e in mine]
-        problems = sorted({e.problems for _, e in mine})
+        steps = [step for step, _, _ in mine]
+        accuracy = [value for _, _, value in mine]
+        problems = sorted({e.problems for _, e, _ in mine})
         counted = f"{problems[0]}" if len(problems) == 1 else f"{problems[0]} to {problems[-1]}"
         label = f"{clean(name, 40).replace('_', ' ')} ({counted} problems)"
         axes.plot(
@@ -201,6 +203,6 @@ def _evaluations(axes: Any, evaluations: Sequence[tuple[int, Evaluation]]) -> No
         axes.fill_between(
             steps, [a.low for a in accuracy], [a.high for a in accuracy], color=colour, alpha=0.15, linewidth=0
         )
-        greedy = [(step, e.greedy.value) for step, e in mine if e.greedy is not None]
+        greedy = [(step, e.greedy.value) for step, e, _ in mine if e.greedy is not None]
         if greedy:
             axes.plot(*zip(*greedy, strict=True), color=colour, linestyle="", marker="x", markersize=6, label="greedy")

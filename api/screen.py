@@ -16,10 +16,10 @@ from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
-from jurat.api.summary import evaluation_line
+from jurat.api.summary import cell, evaluation_line, share
 from jurat.api.terminal import clean
 from jurat.platform.ports import Reporter
-from jurat.platform.recipe import Recipe
+from jurat.platform.recipe import OFFLINE, Recipe
 from jurat.platform.types import Evaluation, StepReport
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class History:
     @property
     def teaches(self) -> bool:
         """True while it learns from given answers: there is no reward to show."""
-        return self.algorithm == "sft"
+        return self.algorithm in OFFLINE
 
     @property
     def done(self) -> int:
@@ -174,8 +174,9 @@ def speeds(report: StepReport) -> dict[str, float]:
 
 
 POLICY = (
-    ("policy/kl_ref", "KL"), ("policy/logprob_diff_mean", "logprob diff"), ("policy/entropy", "entropy"),
-    ("policy/grad_norm", "grad norm"), ("policy/clip_fraction", "clipped"), ("policy/lr", "lr"),
+    ("policy/preferred", "preferred"), ("policy/kl_ref", "KL"), ("kl/reference", "KL of answers"),
+    ("policy/logprob_diff_mean", "logprob diff"), ("policy/entropy", "entropy"), ("policy/grad_norm", "grad norm"),
+    ("policy/clip_fraction", "clipped"), ("policy/lr", "lr"), ("critic/explained_variance", "critic explains"),
 )  # fmt: skip
 """Metric -> what it is called; each is shown where a step has it."""
 
@@ -247,7 +248,7 @@ class LineScreen:
         self._history.start(run_id=run_id, stage=stage, recipe=recipe, first_step=first_step, last_step=last_step)
         name = f"{clean(recipe.name)}: " if recipe.name else ""
         at = f"stage {clean(stage)}, " if stage else ""
-        steps = f"steps {first_step} to {last_step}"
+        steps = f"steps {first_step + 1} to {last_step}" if first_step < last_step else f"all {last_step} steps done"
         self._say(f"run {clean(run_id)}: {name}{at}{recipe.algorithm.name} on {clean(recipe.model)}, {steps}")
 
     def step(self, report: StepReport) -> None:
@@ -452,8 +453,17 @@ def _phase_bar(report: StepReport, width: int) -> Text:
 
 def _measured(history: History, name: str) -> Text:
     results = [e for e in history.evaluations if e.name == name]
-    first, last = results[0], results[-1]
-    came_from = f"{first.accuracy.value:.3f} → " if len(results) > 1 else ""
-    at = f"{last.stage} step {last.step}".strip() if last.step else "the start"
-    told = f"accuracy {came_from}{last.accuracy.value:.3f} [{last.accuracy.low:.3f}, {last.accuracy.high:.3f}] at {at}"
-    return _row(clean(name, 11), clean(told))
+    told = []
+    if found := [(e, e.accuracy) for e in results if e.accuracy]:
+        last, value = found[-1]
+        came_from = f"{found[0][1].value:.3f} → " if len(found) > 1 else ""
+        told.append(f"accuracy {came_from}{cell(value, share)} at {_when(last)}")
+    for kind in dict.fromkeys(kind for e in results for kind in e.losses):
+        losses = [(e, e.losses[kind]) for e in results if kind in e.losses]
+        came_from = f"{share(losses[0][1])} → " if len(losses) > 1 else ""
+        told.append(f"{kind} loss {came_from}{share(losses[-1][1])} at {_when(losses[-1][0])}")
+    return _row(clean(name, 11), *map(clean, told))
+
+
+def _when(result: Evaluation) -> str:
+    return f"{result.stage} step {result.step}".strip() if result.step else "the start"

@@ -58,6 +58,12 @@ def measures(result: Evaluation, temperature: float, *, every_k: bool = False) -
     return tuple(rows)
 
 
+def losses(results: Sequence[Evaluation]) -> tuple[Measure, ...]:
+    """A row for each loss that one of them measured."""
+    names = dict.fromkeys(name for result in results for name in result.losses)
+    return tuple(Measure(f"{name} loss", lambda e, name=name: e.losses.get(name), share) for name in names)  # type: ignore[misc]
+
+
 def cell(value: Estimate | float | None, write: Callable[[float], str]) -> str:
     """``0.840 [0.810, 0.868]``, a plain number, or a dash."""
     if value is None:
@@ -76,29 +82,35 @@ def change(first: Estimate | float | None, last: Estimate | float | None, write:
 
 
 def finals(evaluations: Sequence[Evaluation], name: str) -> list[Evaluation]:
-    """The full evaluations of one set, in order: those with a greedy pass. The last of equal (stage, step) counts."""
-    found = {(e.stage, e.step): e for e in evaluations if e.name == name and e.greedy is not None}
+    """The full evaluations of one set, in order. The last of equal (stage, step) counts."""
+    found = {(e.stage, e.step): e for e in evaluations if e.name == name and e.final}
     return list(found.values())
 
 
 def column_names(results: Sequence[Evaluation]) -> list[str]:
-    """``before`` and ``after``; with stages ``after sft`` and so on."""
+    """``before`` and ``after``; with stages ``after sft``, ``before dpo`` and so on."""
     staged = len({e.stage for e in results}) > 1
-    return ["before" if not e.step else f"after {clean(e.stage)}" if staged else "after" for e in results]
+    when = ["after" if e.step else "before" for e in results]
+    named = [staged and (e.step > 0 or place > 0) for place, e in enumerate(results)]
+    return [f"{at} {clean(e.stage)}" if name else at for at, name, e in zip(when, named, results, strict=True)]
 
 
 def evaluation_table(
     results: Sequence[Evaluation], temperature: float = 1.0, *, every_k: bool = False, heads: Sequence[str] = ()
 ) -> list[str]:
-    """Lines: one column per evaluation of one set, and what changed from the first to the last."""
-    last = results[-1]
+    """Lines: one column per evaluation of one set, and what changed from the first to the last that has the number."""
+    answered = [result for result in results if result.samples]
+    last = (answered or results)[-1]
     heads = [*(heads or column_names(results)), *(["change"] if len(results) > 1 else [])]
     rows = []
-    for m in measures(last, temperature, every_k=every_k):
+    shown = measures(last, temperature, every_k=every_k) if answered else ()
+    for m in (*shown, *losses(results)):
         read = [m.read(result) for result in results]
         cells = [cell(value, m.write) for value in read]
-        rows.append([m.label, *cells, *([change(read[0], read[-1], m.write)] if len(results) > 1 else [])])
-    title = f"{clean(last.name, 60)}: {last.problems} problems x {last.samples} samples"
+        known = [value for value in read if value is not None]
+        moved = change(known[0], known[-1], m.write) if len(known) > 1 else ""
+        rows.append([m.label, *cells, *([moved] if len(results) > 1 else [])])
+    title = f"{clean(last.name, 60)}: {last.problems} problems" + (f" x {last.samples} samples" if answered else "")
     widths = [max(len(row[i]) for row in [[title, *heads], *rows]) for i in range(len(heads) + 1)]
     return [
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in [[title, *heads], *rows]
@@ -110,13 +122,14 @@ def evaluation_line(result: Evaluation) -> str:
     at = f"{result.stage} " if result.stage else ""
     k = largest_k(result)
     parts = [
-        f"accuracy {cell(result.accuracy, share)}",
+        *([f"accuracy {cell(result.accuracy, share)}"] if result.accuracy else []),
         *([f"greedy {result.greedy.value:.3f}"] if result.greedy else []),
         *([f"pass@{k} {result.pass_at[k].value:.3f}"] if k in result.pass_at else []),
-        f"answered {result.answer_rate.value:.3f}",
-        f"length {result.mean_tokens:.1f}",
-        f"cut {percent(result.truncated)}",
+        *([f"answered {result.answer_rate.value:.3f}"] if result.answer_rate else []),
+        *([f"length {result.mean_tokens:.1f}"] if result.mean_tokens is not None else []),
+        *([f"cut {percent(result.truncated)}"] if result.truncated is not None else []),
         *([f"undecided {percent(result.undecided)}"] if result.undecided else []),
+        *(f"{name} loss {share(value)}" for name, value in result.losses.items()),
     ]
     name = f"{clean(result.name, 60)} at {clean(at)}step {result.step} ({result.problems} problems)"
     return f"{name}: {', '.join(parts)} ({result.seconds:.1f} s)"
@@ -131,7 +144,7 @@ def summary(outcome: Outcome, *, home: Path, database: str | None = None) -> lis
         found = finals(recorded, name)
         if found:
             lines += ["", *evaluation_table(found, temperature)]
-    if any(len(finals(recorded, name)) for name in {e.name for e in recorded}):
+    if any(e.samples and e.final for e in recorded):
         lines += ["", "[low, high] is the 95 % interval over problems."]
     lines += ["", f"{clean(outcome.run)} {outcome.state} at step {outcome.step}", ""]
     todo = [

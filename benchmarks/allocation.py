@@ -345,7 +345,9 @@ def start(args: argparse.Namespace) -> str:
         return str(args.model)
     path = args.out / "start.jsonl"
     if not finished(path):
-        value = {"stages": [], "algorithm": {"name": "sft"}, "steps": args.sft_steps, "prompts_per_step": 32}
+        value = {
+            "stages": [], "algorithm": {"name": "sft"}, "allocation": {}, "steps": args.sft_steps, "prompts_per_step": 32,
+        }  # fmt: skip
         recipe = tiny(args, {**value, "seed": 0})
         outcome = launch.train(recipe, home=args.home, base=args.base, reporter=Screen())
         add(path, {"model": str(Path(outcome.checkpoint) / "policy")})

@@ -44,6 +44,7 @@ class Surrogate:
 
     skips_zero_advantage: bool = True
     token_local: bool = True
+    sampled: bool = True
 
     def __call__(self, current: Tensor, mb: Microbatch) -> tuple[Tensor, Mapping[str, Tensor]]:
         return -(mb.weights * mb.advantages * current).sum(), {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jurat.datasets.gold import is_prose
+from jurat.datasets.load import GIVEN, Holds
 from jurat.platform.errors import DataError
 from jurat.platform.recipe import Fields
 
@@ -17,15 +18,29 @@ ANSWERS = (
 SOLUTIONS = ("solution", "rationale", "reasoning", "explanation", "generated_solution", "cot")
 
 
+def guess_holds(rows: Sequence[Mapping[str, Any]]) -> Holds:
+    """Pairs where most rows have a chosen and a rejected completion, labels where a completion and true or false."""
+    names = {name: None for row in rows for name in row}
+    if all(_first((name,), names, rows) == name for name in GIVEN["pairs"]):
+        return "pairs"
+    if all(_first((name,), names, rows) == name for name in GIVEN["labels"]):
+        labels = {str(row.get("label")).casefold() for row in rows} - {"none"}
+        return "labels" if labels <= {"true", "false", "0", "1"} else "answers"
+    return "answers"
+
+
 def guess_fields(
-    rows: Sequence[Mapping[str, Any]], *, where: str, question: str | None = None, answer: str | None = None
-) -> Fields:
+    rows: Sequence[Mapping[str, Any]], *, where: str, question: str | None = None, answer: str | None = None,
+    holds: Holds = "answers",
+) -> Fields:  # fmt: skip
     """A field map that fits most of ``rows``, with ``question`` and ``answer`` where they are given.
 
     Raises DataError listing the columns if none is likely.
     """
     names = {name: None for row in rows for name in row}
     question = question or _first(QUESTIONS, names, rows)
+    if holds != "answers" and question is not None:
+        return Fields(question=question, answer=answer or Fields().answer)
     answer = answer or _first(tuple(a for a in ANSWERS if a != question), names, rows)
     if question is None or answer is None:
         missing = "question" if question is None else "answer"

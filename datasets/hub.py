@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from jurat.datasets.rows import BadRow, Row
-from jurat.platform.errors import DataError
+from jurat.platform.errors import DataError, install
 
 EVERY_CONFIG = "*"
 
@@ -58,6 +58,6 @@ def _library(name: str) -> ModuleType:
     if found is None or not hasattr(found, "load_dataset"):
         raise DataError(
             f"{name!r} is not a local file, and reading from the Hub needs the library 'datasets'",
-            where="data source", fix="pip install 'jurat[hub]', or give a .jsonl or .parquet file",
+            where="data source", fix=f"{install('hub')}; or give a .jsonl or .parquet file",
         )  # fmt: skip
     return found  # type: ignore[no-any-return]

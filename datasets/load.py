@@ -3,6 +3,9 @@
 A row becomes a problem through the field map; what cannot become one is a ``BadRow`` with its file and line, and
 refuses the whole set or is skipped, as the recipe says. Selection, in this order: bad rows and duplicates out, then
 ``fraction`` by the content hash of the question, then ``size`` by the source's seed.
+
+What a row holds beside the question depends on who reads it: an answer; a chosen and a rejected completion (DPO); a
+completion and whether it is good (KTO). The last two are kept as ``columns`` of these names, whatever the fields are called.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 from jurat.datasets import generated, hub
 from jurat.datasets.gold import read_gold
@@ -24,14 +28,23 @@ from jurat.datasets.rows import SUFFIXES, BadRow, Row, find_files, read_rows, st
 from jurat.platform.canonical import digest
 from jurat.platform.errors import DataError, nearest
 from jurat.platform.randomness import generator
-from jurat.platform.recipe import Prompt, Source
+from jurat.platform.recipe import DPO, KTO, Algorithm, Fields, Prompt, Source
 from jurat.platform.types import Message, Problem, VerifierSpec
 
 SHOWN_BAD_ROWS = 5
 DEFAULT_GENERATED_SIZE = 4096
+UNREAD = (".csv", ".tsv", ".json", ".txt", ".xlsx", ".gz", ".zip")
+"""Endings of files that people have, so that no such name is looked for on the Hub."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:([\w.-]+|\*))?(@[\w.-]+)?")
 _CALCULATOR = re.compile(r"<<[^<>\n ]*=[^<>\n ]*>>")
 _ROLES = ("system", "user", "assistant")
+
+Holds = Literal["answers", "pairs", "labels"]
+"""What the rows of a set hold beside the question."""
+GIVEN: Mapping[Holds, tuple[str, ...]] = MappingProxyType(
+    {"answers": (), "pairs": ("chosen", "rejected"), "labels": ("completion", "label")}
+)
+"""The fields that such rows need, and the columns that their problems have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +56,42 @@ class ProblemSet:
     skipped: tuple[BadRow, ...]
 
 
-def load_problems(source: Source, prompt: Prompt, *, base: Path | None = None, split: str) -> ProblemSet:
-    """The problems of ``source``, asked as ``prompt`` says.
+def holds(algorithm: Algorithm, split: str) -> Holds:
+    """What a stage with this algorithm reads in a set: preferences in ``train`` and ``held_out``, else answers."""
+    if split == "unseen":
+        return "answers"
+    return "pairs" if isinstance(algorithm, DPO) else "labels" if isinstance(algorithm, KTO) else "answers"
+
+
+def load_problems(
+    source: Source, prompt: Prompt, *, base: Path | None = None, split: str, holds: Holds = "answers"
+) -> ProblemSet:
+    """The problems of ``source``, asked as ``prompt`` says, with what its rows hold.
 
     ``split`` is what the set is for (``train``, ``held_out``, ``unseen``): it is written into each problem and, unless
     the source names a split itself, chooses the part of the generated problems. A relative path is looked for under
-    ``base`` (the recipe's folder), then under the working folder.
+    ``base`` (the recipe's folder), then under the working folder. Pairs and labels need no answer; a problem without one
+    has the reference ``""``.
 
     Raises DataError: no such file, no problem left, a field in no row, or bad rows while ``bad_rows`` is ``refuse``.
     """
     if generated.names(source.source):
+        if holds != "answers":
+            raise DataError(
+                f"generated problems have an answer, but no {' and no '.join(GIVEN[holds])}", where=f"data.{split}",
+                fix="name a .jsonl or .parquet file with preferences; docs/datasets.md has examples",
+            )  # fmt: skip
         return _generated(source, prompt, split)
     path = find_path(source.source, base)
     if path is not None:
         paths = find_files(path)
         rows: Iterable[Row | BadRow] = (row for p in paths for row in read_rows(p))
         files = tuple(map(stamp, paths))
-        return _from_rows(rows, source, prompt, split, files=files, licence=_licence_beside(paths[0]))
+        return _from_rows(rows, source, prompt, split, holds, files=files, licence=_licence_beside(paths[0]))
     if not _HUB_ID.fullmatch(source.source):
         raise DataError(f"{source.source!r} is neither a file, a folder, a Hub id nor 'generated'", where="data source")
     rows, licence = hub.rows(source.source, source.split)
-    return _from_rows(rows, source, prompt, split, files=(), licence=licence)
+    return _from_rows(rows, source, prompt, split, holds, files=(), licence=licence)
 
 
 def find_path(name: str, base: Path | None) -> Path | None:
@@ -73,9 +101,11 @@ def find_path(name: str, base: Path | None) -> Path | None:
     for path in tried:
         if path.exists():
             return path
-    if Path(name).suffix in SUFFIXES or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    suffix = Path(name).suffix
+    if suffix in (*SUFFIXES, *UNREAD) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        unread = f", and {suffix} files are not read" if suffix in UNREAD else ""
         raise DataError(
-            "no such data file or folder", where=" or ".join(str(p) for p in tried),
+            f"no such data file or folder{unread}", where=" or ".join(str(p) for p in tried),
             fix="give a .jsonl or .parquet file, a folder of them, a Hub id owner/name, or 'generated'",
         )  # fmt: skip
     return None
@@ -91,9 +121,13 @@ def messages_of(question: str | Sequence[Mapping[str, str]], prompt: Prompt) -> 
     return (*system, *made)
 
 
-def problem_id(messages: Sequence[Message], reference: str) -> str:
-    """``p`` and 24 hex digits (96 bits) of the digest of messages + reference: the verifier is no part of it."""
-    whole = digest({"messages": [[m.role, m.content] for m in messages], "reference": reference})
+def problem_id(messages: Sequence[Message], reference: str, given: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """``p`` and 24 hex digits (96 bits) of the digest of messages + reference: the verifier is no part of it.
+
+    ``given`` completions and labels are, where there are any: one question may have many.
+    """
+    content = {"messages": [[m.role, m.content] for m in messages], "reference": reference}
+    whole = digest({**content, "given": dict(given)} if given else content)
     return "p" + whole.removeprefix("sha256:")[:24]
 
 
@@ -110,15 +144,28 @@ def unit_interval(question: str) -> float:
 class _Taken:
     question: str
     problem: Problem
+    key: tuple[str, ...]
+    """What no other row may say anything about."""
+    says: str | bool
+    """What it says."""
+
+
+_AGAIN: Mapping[Holds, str] = MappingProxyType(
+    {
+        "answers": "same question as {} with another answer",
+        "pairs": "same pair as {} the other way round",
+        "labels": "same completion as {} with another label",
+    }
+)
 
 
 def _from_rows(
-    rows: Iterable[Row | BadRow], source: Source, prompt: Prompt, split: str, *,
+    rows: Iterable[Row | BadRow], source: Source, prompt: Prompt, split: str, holds: Holds, *,
     files: tuple[FileStamp, ...], licence: str | None,
 ) -> ProblemSet:  # fmt: skip
     taken: list[_Taken] = []
     bad: list[BadRow] = []
-    asked: dict[str, _Taken] = {}
+    asked: dict[tuple[str, ...], _Taken] = {}
     left_out: set[str] = set()
     columns_seen: Counter[str] = Counter()
     total = 0
@@ -129,18 +176,16 @@ def _from_rows(
             continue
         columns_seen.update(row.value.keys())
         try:
-            one = _take(row, source, prompt, split, left_out)
+            one = _take(row, source, prompt, split, holds, left_out)
         except ValueError as error:
             bad.append(BadRow(row.where, str(error)))
             continue
-        key = " ".join(one.question.split())
-        if (first := asked.setdefault(key, one)) is not one:
-            same = first.problem.reference == one.problem.reference
-            bad.append(BadRow(row.where, f"{'duplicate of' if same else 'same question as'} {first.problem.source}"
-                                         f"{'' if same else ' with another answer'}"))  # fmt: skip
+        if (first := asked.setdefault(one.key, one)) is not one:
+            told = "duplicate of {}" if first.says == one.says else _AGAIN[holds]
+            bad.append(BadRow(row.where, told.format(first.problem.source)))
             continue
         taken.append(one)
-    _check_fields(source, columns_seen, total - sum(1 for b in bad if b.reason.startswith("not ")))
+    _check_fields(source, holds, columns_seen, total - sum(1 for b in bad if b.reason.startswith("not ")))
     if bad and source.bad_rows == "refuse":
         shown = "\n  ".join(str(b) for b in bad[:SHOWN_BAD_ROWS])
         more = f"\n  and {len(bad) - SHOWN_BAD_ROWS} more" if len(bad) > SHOWN_BAD_ROWS else ""
@@ -156,7 +201,7 @@ def _from_rows(
                  fields=source.fields.model_dump(), left_out=tuple(sorted(left_out)), total=total)  # fmt: skip
 
 
-def _take(row: Row, source: Source, prompt: Prompt, split: str, left_out: set[str]) -> _Taken:
+def _take(row: Row, source: Source, prompt: Prompt, split: str, holds: Holds, left_out: set[str]) -> _Taken:
     """The problem in a row. Raises ValueError saying why there is none."""
     fields = source.fields
     asked = _column(row.value, fields.question)
@@ -164,30 +209,96 @@ def _take(row: Row, source: Source, prompt: Prompt, split: str, left_out: set[st
     question = "\n".join(t["content"] for t in turns) if turns else _text(asked, fields.question)
     if not question.strip():
         raise ValueError(f"field {fields.question!r} is empty")
-    answer = _text(_column(row.value, fields.answer), fields.answer)
-    if source.verifier == "math" or fields.gold != "auto" or "####" in answer:
-        reference, rule = read_gold(answer, fields.gold)
-    else:
-        reference, rule = read_gold(answer, "plain")
+    given = _given(row.value, fields, holds, turns or [{"role": "user", "content": question}])
+    answer, reference, rule = "", "", ""
+    if holds == "answers" or _has(row.value, fields.answer):
+        answer = _text(_column(row.value, fields.answer), fields.answer)
+        exact = source.verifier == "math" or fields.gold != "auto" or "####" in answer
+        reference, rule = read_gold(answer, fields.gold if exact else "plain")
+    read = {fields.question, fields.answer, *(getattr(fields, name) for name in GIVEN[holds])}
     columns = {}
     for name, value in row.value.items():
-        if name in (fields.question, fields.answer):
+        if name in read:
             continue
         try:
             columns[name] = _json_value(value)
         except ValueError:
             left_out.add(name)
-    if fields.solution is not None:
+    columns.update(given)
+    if holds == "answers" and fields.solution is not None:
         columns["solution"] = _text(_column(row.value, fields.solution), fields.solution)
     elif rule in ("hashes", "boxed") and not isinstance(columns.get("solution"), str):
         columns["solution"] = answer
     if fields.calculator == "drop" and isinstance(columns.get("solution"), str):
         columns["solution"] = _CALCULATOR.sub("", columns["solution"])
     messages = messages_of(turns or question, prompt)
-    problem = Problem(id=problem_id(messages, reference), messages=messages, reference=reference,
+    problem = Problem(id=problem_id(messages, reference, given), messages=messages, reference=reference,
                       verifier=VerifierSpec(name=source.verifier, args=dict(source.verifier_args)),
                       source=row.where, split=split, columns=columns)  # fmt: skip
-    return _Taken(question, problem)
+    said = " ".join(question.split())
+    match holds:
+        case "pairs":
+            return _Taken(question, problem, (said, *sorted(given.values())), given["chosen"])
+        case "labels":
+            return _Taken(question, problem, (said, given["completion"]), given["label"])
+    return _Taken(question, problem, (said,), reference)
+
+
+def _given(
+    row: Mapping[str, Any], fields: Fields, holds: Holds, asked: Sequence[Mapping[str, str]]
+) -> dict[str, Any]:  # fmt: skip
+    """The completions and the label of a row. Raises ValueError."""
+    given: dict[str, Any] = {}
+    for name in GIVEN[holds]:
+        field = getattr(fields, name)
+        value = _column(row, field)
+        given[name] = _label(value, field) if name == "label" else _completion(value, field, asked)
+    if holds == "pairs" and given["chosen"] == given["rejected"]:
+        raise ValueError(f"fields {fields.chosen!r} and {fields.rejected!r} are the same: nothing is preferred")
+    return given
+
+
+def _completion(value: Any, name: str, asked: Sequence[Mapping[str, str]]) -> str:
+    """A completion as it is; of a conversation the last message, before which it may repeat what was ``asked``.
+
+    Raises ValueError.
+    """
+    if isinstance(value, list):
+        *before, last = _turns(value) or [{"role": "", "content": ""}]
+        if last["role"] != "assistant":
+            raise ValueError(f"the conversation in field {name!r} does not end with an assistant's message")
+        if before and _spoken(before) != _spoken(asked):
+            raise ValueError(f"the conversation in field {name!r} is not about the question of its row")
+        text = last["content"]
+    else:
+        text = _text(value, name)
+    if not text.strip():
+        raise ValueError(f"field {name!r} is empty")
+    return text
+
+
+def _spoken(turns: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+    return [(turn["role"], turn["content"].strip()) for turn in turns if turn["role"] != "system"]
+
+
+_LABELS: Mapping[str, bool] = MappingProxyType({"true": True, "1": True, "false": False, "0": False})
+
+
+def _label(value: Any, name: str) -> bool:
+    """true or false, 1 or 0, the former also as text. Raises ValueError."""
+    spelled = str(int(value)) if isinstance(value, float) and value in (0.0, 1.0) else str(value).strip().casefold()
+    if not isinstance(value, (bool, int, float, str)) or spelled not in _LABELS:
+        raise ValueError(f"field {name!r} holds {str(value)[:40]!r}, expected true or false")
+    return _LABELS[spelled]
+
+
+def _has(row: Mapping[str, Any], name: str) -> bool:
+    """Whether a row has a column that is not null."""
+    try:
+        _column(row, name)
+    except ValueError:
+        return False
+    return True
 
 
 def _column(row: Mapping[str, Any], name: str) -> Any:
@@ -224,13 +335,19 @@ def _clean(text: str, what: str) -> str:
 
 
 def _conversation(value: list[Any]) -> list[dict[str, str]]:
+    """``[{role, content}, ...]`` that asks something, checked. Raises ValueError."""
+    turns = _turns(value)
+    if not turns or turns[-1]["role"] != "user":
+        raise ValueError("the conversation does not end with a user's message")
+    return turns
+
+
+def _turns(value: list[Any]) -> list[dict[str, str]]:
     """``[{role, content}, ...]`` as it is, checked. Raises ValueError."""
     for turn in value:
         if not (isinstance(turn, Mapping) and turn.get("role") in _ROLES and isinstance(turn.get("content"), str)):
             raise ValueError(f"the conversation holds {str(turn)[:80]!r}, expected {{role: user, content: text}}")
         _clean(turn["content"], "the conversation")
-    if not value or value[-1]["role"] != "user":
-        raise ValueError("the conversation does not end with a user's message")
     return [{"role": t["role"], "content": t["content"]} for t in value]
 
 
@@ -249,11 +366,14 @@ def _json_value(value: Any, depth: int = 0) -> Any:
     raise ValueError(f"{type(value).__name__} is not JSON")
 
 
-def _check_fields(source: Source, seen: Counter[str], objects: int) -> None:
+def _check_fields(source: Source, holds: Holds, seen: Counter[str], objects: int) -> None:
     """One clear error where the field map fits no row, instead of one per row."""
     if not seen:
         return
-    for name in (source.fields.question, source.fields.answer, source.fields.solution):
+    fields = source.fields
+    needed = [fields.question, *(getattr(fields, name) for name in GIVEN[holds])]
+    needed += [fields.answer] if holds == "answers" or fields.answer != Fields().answer else []
+    for name in (*needed, fields.solution if holds == "answers" else None):
         if name is not None and name not in seen and name.split(".")[0] not in seen:
             raise DataError(f"field {name!r} is in none of {objects} rows; columns: {', '.join(sorted(seen)[:20])}."
                             f"{nearest(name, seen)}", where=source.source,

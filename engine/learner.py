@@ -58,18 +58,22 @@ class Tally:
         for name, value in metrics.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + float(value.detach())
         self.weight += float(mb.weights[mb.loss_mask].sum())
-        moved = (current.detach() - mb.sampler_logprobs)[mb.loss_mask]
-        self.kl += float((moved.clamp(-20.0, 20.0).expm1() - moved).sum())
-        diff = moved.abs()
-        self.diff += float(diff.sum())
-        self.diff_max = max(self.diff_max, float(diff.max()) if len(diff) else 0.0)
+        if objective.sampled:
+            moved = (current.detach() - mb.sampler_logprobs)[mb.loss_mask]
+            self.kl += float((moved.clamp(-20.0, 20.0).expm1() - moved).sum())
+            diff = moved.abs()
+            self.diff += float(diff.sum())
+            self.diff_max = max(self.diff_max, float(diff.max()) if len(diff) else 0.0)
         self.entropy += float(entropy.sum())
         self.targets += len(entropy)
         return torch.zeros_like(leaf) if slope is None else slope
 
 
 class Network(Protocol):
-    """A causal language model with one flat float32 master [n] and gradient [n], matrices first."""
+    """A causal language model with one flat float32 master [n] and gradient [n], matrices first.
+
+    A critic is one too, with the value of each target's state (before the token is chosen) where a log-prob would be.
+    """
 
     @property
     def master(self) -> Tensor: ...
@@ -175,15 +179,19 @@ class LocalLearner(LocalScorer):
         if not skipped:
             self.network.refresh()
         count = max(1, tally.targets)
+        moved = {
+            "logprob_diff_mean": tally.diff / count,
+            "logprob_diff_max": tally.diff_max,
+            "kl_sampler": tally.kl / count,
+        }
         metrics = {
             **{name: value / (tally.weight or 1.0) for name, value in tally.metrics.items()},
             "loss": tally.loss,
             "grad_norm": stepped["grad_norm"],
             "lr": stepped["lr"],
-            "entropy": tally.entropy / count,
-            "logprob_diff_mean": tally.diff / count,
-            "logprob_diff_max": tally.diff_max,
-            "kl_sampler": tally.kl / count,
+            **({} if self.role == "critic" else {"entropy": tally.entropy / count}),
+            **(moved if objective.sampled else {}),
+            **({} if clip_norm is None else {"clip_norm": clip_norm}),
         }
         return UpdateReport(
             role=self.role, metrics=metrics, tokens=tally.targets, forwarded_tokens=tally.forwarded, skipped=skipped,

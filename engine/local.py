@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -34,6 +34,8 @@ class LocalEngine:
     """The sampler itself: what it has to do at a publish depends on its own copies."""
     reference: Callable[[], Scorer]
     """Makes a scorer with a copy of the weights as they are now."""
+    critic: Callable[[Optim, int], LocalLearner]
+    """(settings, optimiser steps) -> a value model that begins with the policy's weights as they are now."""
     info: Mapping[str, Any]
     """For doctor and the run record: path and why, threads, dtype, parameters."""
 
@@ -66,7 +68,7 @@ def build(
     make = _simple if reason else _fast
     compute.call(threads.set_up, count)
     adapters = layout(folder, lora) if lora else None
-    network, decoder, reference = compute.call(make, folder, engine, sampling, adapters)
+    network, decoder, reference, values = compute.call(make, folder, engine, sampling, adapters)
     sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
     learner: LocalLearner
     if adapters:
@@ -93,7 +95,8 @@ def build(
     }
     return LocalEngine(
         tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
-        reference=lambda: compute.call(reference), info=info,
+        reference=lambda: compute.call(reference),
+        critic=lambda optim, total: compute.call(_critic, values, network, optim, total, folder), info=info,
     )  # fmt: skip
 
 
@@ -110,7 +113,19 @@ def _why_simple(config: PretrainedConfig, engine: Engine) -> str:
     return reason
 
 
-Made = tuple[Network, Decoder, Callable[[], Scorer]]
+def _critic(make: Callable[[], Network], policy: Network, optim: Optim, total_steps: int, source: Path) -> LocalLearner:
+    network = make()
+    own = network.views()
+    with torch.no_grad():
+        for name, view in policy.views().items():
+            if name in own:
+                own[name].copy_(view)
+    network.refresh()
+    return LocalLearner(network, optim, total=total_steps, source=source, role="critic")
+
+
+Made = tuple[Network, Decoder, Callable[[], Scorer], Callable[[], Network]]
+"""The policy, its decoder, and what makes a copy that scores and a value model with a zero head."""
 
 
 def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
@@ -123,6 +138,10 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout
     def network(of: FlatWeights) -> LlamaNetwork:
         return LlamaNetwork(of, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing)
 
+    def values() -> LlamaNetwork:
+        shape = replace(weights.shape, values=True)
+        return network(FlatWeights(shape, dtype=weights.dtype, device=engine.device))
+
     if adapters:
         from jurat.engine.llama.lora import LlamaLoRA
 
@@ -130,13 +149,13 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout
             weights, adapters, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
         )
         decoder = LlamaDecoder(adapted.weights, native=engine.kernels == "auto")
-        return adapted, decoder, lambda: LocalScorer(network(adapted.weights.apart()))
+        return adapted, decoder, lambda: LocalScorer(network(adapted.weights.apart())), values
     decoder = LlamaDecoder(weights, native=engine.kernels == "auto")
-    return network(weights), decoder, lambda: LocalScorer(network(weights.copy()))
+    return network(weights), decoder, lambda: LocalScorer(network(weights.copy())), values
 
 
 def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
-    from jurat.engine.simple.learner import SimpleNetwork
+    from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork
     from jurat.engine.simple.sampler import SimpleDecoder
 
     dtype = getattr(torch, engine.dtype)
@@ -164,7 +183,11 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layo
             frozen.master.copy_(network.master)
         return LocalScorer(frozen)
 
-    return network, decoder, reference
+    def values() -> SimpleValueNetwork:
+        model = _load(folder, torch.float32, engine.device)
+        return SimpleValueNetwork(model, dtype=dtype, checkpointing=engine.activation_checkpointing)
+
+    return network, decoder, reference, values
 
 
 def _load(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from jurat.engine.learner import LocalLearner, Network
 from jurat.engine.tensorfile import read_tensors, record_digests, write_tensors
-from jurat.platform.errors import ConfigError, ModelError, RunFailed, nearest
+from jurat.platform.errors import ConfigError, ModelError, RunFailed, install, nearest
 from jurat.platform.recipe import LoRA, Optim
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def layout(folder: Path, lora: LoRA) -> Layout:
     ModelError where transformers does not know the model.
     """
     if importlib.util.find_spec("peft") is None:
-        raise ConfigError("LoRA needs peft, which is not installed", where="lora", fix="pip install 'jurat[lora]'")
+        raise ConfigError("LoRA needs peft, which is not installed", where="lora", fix=install("lora"))
     from peft import inject_adapter_in_model
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D

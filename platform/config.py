@@ -1,18 +1,28 @@
-"""Recipes from YAML: read, override with ``a.b=c``, validate; an unknown key names the nearest known one and its line."""
+"""Recipes from YAML: read, override with ``a.b=c``, validate. A fault is told with its key, its line or ``--set``, what was
+given, what was expected, and the nearest that would do."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from jurat.platform.errors import ConfigError, nearest
-from jurat.platform.recipe import Recipe
+from jurat.platform.recipe import Recipe, Stage
+
+Place = tuple[str | int, ...]
+"""Keys and places in lists from the top of a recipe to a value."""
+Assignments = Sequence[str] | Mapping[str, Any]
+"""``a.b=c``, or a mapping of dotted keys to values."""
+BY_NAME = ("algorithm", "allocation")
+"""Parts that a recipe may give by their name alone."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -66,7 +76,7 @@ def parse_yaml(text: str, *, where: str) -> tuple[dict[str, Any], dict[tuple[str
     return value, lines
 
 
-def override(value: dict[str, Any], assignments: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+def override(value: dict[str, Any], assignments: Assignments) -> dict[str, Any]:
     """A copy with ``a.b=c`` set; values are YAML; list places are numbers (``reward.members.0.weight=2``).
 
     A mapping of dotted keys to values does the same from Python. Raises ConfigError for a malformed assignment.
@@ -74,16 +84,34 @@ def override(value: dict[str, Any], assignments: Sequence[str] | Mapping[str, An
     pairs = list(assignments.items()) if isinstance(assignments, Mapping) else [_assignment(a) for a in assignments]
     out: dict[str, Any] = json.loads(json.dumps(value))
     for key, new in pairs:
-        here, *path = out, *key.split(".")
-        for part in path[:-1]:
-            here = here[int(part)] if isinstance(here, list) else here.setdefault(part, {})
+        here: Any = out
+        *path, last = key.split(".")
+        for part in path:
+            place = _place_in(here, part, key)
+            if isinstance(here, dict):
+                here.setdefault(place, {})
+                if part in BY_NAME and isinstance(here[place], str):
+                    here[place] = {"name": here[place]}
+            here = here[place]
             if not isinstance(here, (dict, list)):
-                raise ConfigError(f"--set {key}: {part!r} holds {here!r}, which has no keys", where="--set")
-        if isinstance(here, list):
-            here[int(path[-1])] = new
-        else:
-            here[path[-1]] = new
+                raise ConfigError(
+                    f"{part!r} holds {_shown(here)}, which has no keys", where=f"--set {key}",
+                    fix=f"set {part} itself, or leave it out",
+                )  # fmt: skip
+        here[_place_in(here, last, key)] = new
     return out
+
+
+def _place_in(here: Any, part: str, key: str) -> str | int:
+    """``part`` as a key, or as a place of the list ``here``."""
+    if isinstance(here, dict):
+        return part
+    if not part.isdecimal() or int(part) >= len(here):
+        raise ConfigError(
+            f"{part!r} is no place in a list of {len(here)}", where=f"--set {key}",
+            fix=f"places are numbers from 0 to {len(here) - 1}" if here else "set the whole list, as in key=[...]",
+        )  # fmt: skip
+    return int(part)
 
 
 def _assignment(text: str) -> tuple[str, Any]:
@@ -96,52 +124,177 @@ def _assignment(text: str) -> tuple[str, Any]:
         return key, raw
 
 
+# ---- what a model refuses ----------------------------------------------------------------------------------------
+
+
 def validate(
-    value: Mapping[str, Any], *, where: str, lines: Mapping[tuple[str | int, ...], int] | None = None
+    value: Mapping[str, Any], *, where: str, lines: Mapping[Place, int] | None = None, given: Assignments = ()
 ) -> Recipe:
-    """A Recipe, or one ConfigError that lists every fault with its key and line."""
+    """A Recipe, or one ConfigError that lists every fault with its key and its line, or the assignment of ``given``
+    that it comes from."""
     try:
         return Recipe.model_validate(value)
     except ValidationError as error:
-        said = []
-        first = ""
-        for fault in error.errors():
-            path = tuple(part for part in fault["loc"] if part not in _TAGS)
-            line = (lines or {}).get(path)
-            first = first or (f"{where}:{line}" if line else where)
-            key = ".".join(str(part) for part in path)
-            at = f" (line {line})" if line else ""
-            if fault["type"] == "extra_forbidden":
-                said.append(f"unknown key {key!r}{at}.{_nearest_key(fault['loc'])}")
-            elif fault["type"] == "union_tag_invalid":
-                names = re.findall(r"'([a-z_]+)'", str(fault["ctx"]["expected_tags"]))
-                got = str(fault["ctx"]["tag"])
-                said.append(f"{key}.name: {got!r} is none of {', '.join(names)}{at}.{nearest(got, names)}")
-            else:
-                said.append(f"{key}: {fault['msg']}{at}, got {fault['input']!r:.80}")
-        raise ConfigError(
-            "\n  ".join(said), where=first, fix="jurat recipes show quickstart prints a whole recipe"
-        ) from None
+        raise refusal(error, value, Recipe, where=where, lines=lines, given=given) from None
 
 
-_TAGS = {"grpo", "rloo", "sft", "uniform", "neyman", "difficulty", "dapo", "until_mixed"}
-"""Discriminator values, which pydantic puts into the path of a fault."""
+def refusal(
+    error: ValidationError,
+    value: Mapping[str, Any],
+    model: type[BaseModel],
+    *,
+    where: str,
+    lines: Mapping[Place, int] | None = None,
+    given: Assignments = (),
+) -> ConfigError:
+    """Every reason for which ``model`` refused ``value``, in words of the recipe."""
+    said, fixes, places = [], [], []
+    for fault in error.errors():
+        path, models, info = _walk(fault["loc"], model)
+        if fault["type"] == "missing" and isinstance(path[-1], int):  # an element of a pair: the pair is too short
+            path, fault["type"] = path[:-1], "too_short"
+        elif fault["type"] == "union_tag_invalid" and not isinstance(_at(value, path), str):
+            path = (*path, "name")
+        what, hint, fix = _told(fault, path, models, info, model)
+        place, line = _origin(path, where, lines or {}, given)
+        places.append(place)
+        stage = _at(value, (*path[:2], "name")) if path[:1] == ("stages",) and len(path) > 2 else None
+        notes = [f"stage {stage}"] if isinstance(stage, str) else []
+        notes += [f"line {line}"] if line else [place] if place != places[0] else []
+        said.append(what + (f" ({', '.join(notes)})" if notes else "") + (f".{hint}" if hint else ""))
+        fixes.append(fix)
+    return ConfigError("\n  ".join(said), where=places[0], fix="; ".join(dict.fromkeys(fixes)))
 
 
-def _nearest_key(path: tuple[str | int, ...]) -> str:
-    """The known key nearest to the last of ``path``: among its siblings first, else anywhere in a recipe."""
-    wanted = str(path[-1])
-    models: list[type[BaseModel]] = [Recipe]
-    for part in path[:-1]:
-        if part in _TAGS:
-            models = [
-                model for model in models if part in getattr(model.model_fields["name"].annotation, "__args__", ())
-            ]
-        else:
-            fields = [model.model_fields[str(part)] for model in models if str(part) in model.model_fields]
-            models = [inner for each in fields for inner in _models_in(each.annotation)] or models
-    siblings = list(dict.fromkeys(name for model in models for name in model.model_fields))
-    return nearest(wanted, siblings) or nearest(wanted, key_paths(Recipe)) or f" Known: {', '.join(siblings)}."
+KEYS = "a mapping of keys"
+EXPECTED = {
+    "int_parsing": "a whole number", "int_type": "a whole number", "int_from_float": "a whole number",
+    "float_parsing": "a number", "float_type": "a number", "finite_number": "a finite number",
+    "bool_parsing": "true or false", "bool_type": "true or false",
+    "string_type": "text (in quotes if it looks like something else)",
+    "string_pattern_mismatch": "text like {pattern}",
+    "greater_than": "more than {gt:g}", "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}", "less_than_equal": "at most {le:g}",
+    "dict_type": KEYS, "model_type": KEYS, "model_attributes_type": KEYS,
+    "tuple_type": "a list", "too_short": "a longer list", "too_long": "a list of {max_length}",
+}  # fmt: skip
+"""pydantic's type of a fault -> what was expected, with the words of its context."""
+WHOLE = "jurat recipes show quickstart prints a whole recipe"
+
+
+def _told(
+    fault: Any, path: Place, models: Sequence[type[BaseModel]], info: FieldInfo | None, root: type[BaseModel]
+) -> tuple[str, str, str]:
+    """(what is wrong, a hint at the nearest, how to fix it). ``models`` are the parts that hold the key."""
+    kind, got, context = fault["type"], fault["input"], fault.get("ctx", {})
+    key, inner = ".".join(map(str, path)), _models_in(info.annotation) if info else []
+    if kind == "extra_forbidden":
+        return _unknown_key(fault["loc"], key, models, root)
+    if kind == "missing":
+        keys = f", with its keys: {', '.join(inner[0].model_fields)}" if inner else ""
+        return f"{key} is missing", "", f"add {key}{keys}" + (f"; {WHOLE}" if len(path) == 1 else "")
+    if kind == "value_error":
+        said = str(context["error"])
+        return f"{key}: {said}" if key else said, "", f"change {key or 'the recipe'} so that this holds"
+    choices = re.findall(r"'([^']*)'", str(context.get("expected_tags", context.get("expected", ""))))
+    if choices:
+        tag = context.get("tag", got)
+        near = nearest(str(tag), choices)
+        either = near.split("'")[1] if near else f"one of {', '.join(choices)}"
+        return f"{key}: {_shown(tag)} is none of {', '.join(choices)}", near, f"write {key}: {either}"
+    expected = EXPECTED[kind].format_map(context) if kind in EXPECTED else str(fault["msg"])
+    either = "a name, or " if path[-1] in BY_NAME else ""
+    give = f"the keys {', '.join(inner[0].model_fields)}" if expected == KEYS and inner else expected
+    default = info.default if info is not None and isinstance(path[-1], str) else None
+    leave = f", or leave it out for its default, {_shown(default)}" if isinstance(default, (str, int, float)) else ""
+    return f"{key}: got {_shown(got)}, expected {either}{expected}", "", f"give {key} {either}{give}{leave}"
+
+
+def _unknown_key(
+    loc: Place, key: str, models: Sequence[type[BaseModel]], root: type[BaseModel]
+) -> tuple[str, str, str]:
+    """The nearest key of the same part, or one elsewhere that is nearer."""
+    wanted, known = str(loc[-1]), list(dict.fromkeys(name for model in models for name in model.model_fields))
+    what, stage = f"unknown key {key!r}", f"stages.{loc[1]}." if loc[0] == "stages" and len(loc) > 2 else ""
+    inside = key.removeprefix(stage)
+    elsewhere: dict[str, str] = {}
+    shared = lambda path: sum(a == b for a, b in zip(path.split("."), inside.split("."), strict=False))
+    for path in sorted(key_paths(root), key=shared, reverse=True):
+        if path != inside or (stage and path not in Stage.model_fields):
+            elsewhere.setdefault(path.rpartition(".")[2], path)
+    near = get_close_matches(wanted, known, 1, 0.5)
+    found = get_close_matches(wanted, [*near, *get_close_matches(wanted, elsewhere, 1, 0.75)], 1, 0)
+    if not found:
+        of = f" of {loc[-2]}" if len(loc) > 1 and loc[-2] in _tags(models) else ""
+        return what + of, "", f"keys{of} there: {', '.join(known)}"
+    if found == near:
+        return what, f" Did you mean {near[0]!r}?", f"write {key.removesuffix(wanted)}{near[0]}"
+    path = elsewhere[found[0]]
+    if stage and path.partition(".")[0] in Stage.model_fields:
+        path = stage + path
+    return what, f" Did you mean {path!r}?", f"write it as {path}, counted from the top of the recipe"
+
+
+def _shown(value: Any) -> str:
+    """A value as in YAML, in short."""
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    return f"{value!r:.80}"
+
+
+def _at(value: Any, path: Place) -> Any:
+    """What lies at ``path`` in ``value``; None where nothing does."""
+    for part in path:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def _origin(path: Place, where: str, lines: Mapping[Place, int], given: Assignments) -> tuple[str, int | None]:
+    """Where a fault was made, with its line if that is in the file: by an assignment that set the key or a part around
+    it, else by the line of the key or of the nearest part around it, or by what set something else in that part."""
+    words = tuple(map(str, path))
+    made: dict[tuple[str, ...], str] = {}
+    for each in given:
+        label = f"overrides {each!r}" if isinstance(given, Mapping) else f"--set {each}"
+        made[tuple(each.partition("=")[0].split("."))] = label
+    if around := [made[words[:end]] for end in range(len(words), 0, -1) if words[:end] in made]:
+        return around[0], None
+    for end in range(len(path), 0, -1):
+        if path[:end] in lines:
+            return f"{where}:{lines[path[:end]]}", lines[path[:end]]
+        if within := [label for target, label in made.items() if target[:end] == words[:end]]:
+            return within[-1], None
+    return where, None
+
+
+def _walk(loc: Place, root: type[BaseModel]) -> tuple[Place, list[type[BaseModel]], FieldInfo | None]:
+    """Of a fault's place: its key without the names of alternatives, the parts that may hold that key, its field."""
+    path: list[str | int] = []
+    models, inner, info = [root], [root], None
+    for part in loc:
+        if len(inner) > 1 and part in _tags(inner):
+            inner = [model for model in inner if part in _tags([model])]
+            continue
+        path.append(part)
+        if isinstance(part, int):
+            continue
+        models = inner
+        found = [model.model_fields[part] for model in models if part in model.model_fields]
+        info = found[0] if found else None
+        inner = [model for field in found for model in _models_in(field.annotation)]
+    return tuple(path), models, info
+
+
+def _tags(models: Sequence[type[BaseModel]]) -> list[str]:
+    """The names that tell alternatives apart, which pydantic puts into the place of a fault."""
+    fields = [model.model_fields["name"] for model in models if "name" in model.model_fields]
+    return [tag for field in fields for tag in getattr(field.annotation, "__args__", ())]
+
+
+# ---- keys --------------------------------------------------------------------------------------------------------
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -171,7 +324,7 @@ def key_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
     return out
 
 
-def load_recipe(path: Path, assignments: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
+def load_recipe(path: Path, assignments: Assignments = ()) -> Recipe:
     """Read, override and validate one recipe file. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -181,4 +334,4 @@ def load_recipe(path: Path, assignments: Sequence[str] | Mapping[str, Any] = ())
         ) from None
     value, lines = parse_yaml(text, where=str(path))
     value.setdefault("name", path.stem)
-    return validate(override(value, assignments), where=str(path), lines=lines)
+    return validate(override(value, assignments), where=str(path), lines=lines, given=assignments)

@@ -83,6 +83,16 @@ class Interrupted(JuratError):
     exit_code = 130
 
 
+SET_UP = ("train", "lora", "demo", "api", "postgres", "plot", "dev")
+"""Extras that ``make setup`` installs."""
+
+
+def install(*extras: str) -> str:
+    """How to get extras of jurat: from its checkout, as long as there is no release. For the ``fix`` of an error."""
+    pip = f"pip install -e '.[{','.join(extras)}]' in the checkout of jurat"
+    return f"make setup, or {pip}" if set(extras) <= set(SET_UP) else pip
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """``" Did you mean 'dapo'?"`` or an empty string."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

@@ -86,6 +86,11 @@ class Objective(Protocol):
         """True if the loss is a sum over tokens of functions of that token alone; a learner may call it on pieces."""
         ...
 
+    @property
+    def sampled(self) -> bool:
+        """True if ``current`` are log-probs of what the sampler drew: a learner then reports how far it is from the sampler."""
+        ...
+
     def __call__(self, current: Tensor, mb: Microbatch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """current [T] -> scalar loss to be summed over microbatches, and metrics to be summed (weights already in)."""
         ...

@@ -17,6 +17,22 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def _named(default: str) -> BeforeValidator:
+    """``dapo`` is read as ``{name: dapo}``, and a mapping without a name as ``default``."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        return {"name": default, **value} if isinstance(value, dict) else value
+
+    return BeforeValidator(read)
+
+
+def _or_name(schema: dict[str, Any]) -> None:
+    """The JSON Schema of a choice by name, which may also be the bare name."""
+    schema["oneOf"].append({"type": "string", "enum": list(schema["discriminator"]["mapping"])})
+
+
 # ---- what is asked -----------------------------------------------------------------------------------------------
 
 
@@ -266,7 +282,14 @@ class KTO(Part):
     max_completion_tokens: int | None = Field(default=None, ge=2)
 
 
-Algorithm = Annotated[PolicyGradient | SFT | DPO | KTO, Field(discriminator="name")]
+Algorithm = Annotated[
+    Annotated[PolicyGradient | SFT | DPO | KTO, Field(discriminator="name", json_schema_extra=_or_name)],
+    _named("grpo"),
+]
+"""``algorithm: dapo`` is ``algorithm: {name: dapo}``; GRPO where no name is given."""
+
+OFFLINE = frozenset({"sft", "dpo", "kto"})
+"""Names of the algorithms that learn from given completions: nothing is sampled and nothing judged."""
 
 
 class Uniform(Part):
@@ -274,6 +297,11 @@ class Uniform(Part):
 
     name: Literal["uniform"] = "uniform"
     samples_per_prompt: int = Field(default=8, ge=1)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether each step takes exactly ``most`` samples; so in every part."""
+        return True
 
     def most(self, prompts: int) -> int:
         """Samples of a step of that many prompts, at most; so in every part."""
@@ -303,6 +331,10 @@ class Neyman(Part):
                 f"{self.min_samples}, {self.samples_per_prompt}, {self.max_samples}"
             )
         return self
+
+    @property
+    def fixed(self) -> bool:
+        return self.cost == "samples"
 
     def most(self, prompts: int) -> int:
         return prompts * (self.samples_per_prompt if self.cost == "samples" else self.max_samples)
@@ -335,6 +367,10 @@ class Difficulty(Part):
         """At most."""
         return max(self.samples)
 
+    @property
+    def fixed(self) -> bool:
+        return False
+
     def most(self, prompts: int) -> int:
         return prompts * max(n + (n == 1) for n in self.samples)  # a single sample may bring a greedy one
 
@@ -349,6 +385,10 @@ class Dapo(Part):
     max_refills: int = Field(default=4, ge=0)
     """Rounds of drawing after the first; then the batch is short."""
 
+    @property
+    def fixed(self) -> bool:
+        return False
+
     def most(self, prompts: int) -> int:
         return ceil(self.oversample * prompts) * (1 + self.max_refills) * self.samples_per_prompt
 
@@ -361,18 +401,21 @@ class UntilMixed(Part):
     """Of each round."""
     max_samples: int = Field(default=64, ge=2)
 
+    @property
+    def fixed(self) -> bool:
+        return False
+
     def most(self, prompts: int) -> int:
         return prompts * self.max_samples
 
 
-def _named(value: Any) -> Any:
-    return {"name": "uniform", **value} if isinstance(value, dict) else value
-
-
 Allocation = Annotated[
-    Annotated[Uniform | Neyman | Difficulty | Dapo | UntilMixed, Field(discriminator="name")], BeforeValidator(_named)
+    Annotated[
+        Uniform | Neyman | Difficulty | Dapo | UntilMixed, Field(discriminator="name", json_schema_extra=_or_name)
+    ],
+    _named("uniform"),
 ]
-"""Uniform where no name is given."""
+"""``allocation: dapo`` is ``allocation: {name: dapo}``; uniform where no name is given."""
 
 
 class SamplingPart(Part):
@@ -396,7 +439,7 @@ class KLClip(Part):
 
 
 class ResumeGuard(Part):
-    """After a resume, for ``steps`` steps, clip at ``factor`` times a quantile of the gradient norms before it."""
+    """After a resume, for ``steps`` optimiser steps, clip at ``factor`` times a quantile of the gradient norms before it."""
 
     steps: int = Field(default=10, ge=1)
     quantile: float = Field(default=0.9, gt=0, le=1)
@@ -443,6 +486,7 @@ class Placement(Part):
 
     sampler: str = "main"
     learner: str = "main"
+    critic: str = "main"
     reference: str = "main"
     judge: str = "main"
 

@@ -104,10 +104,11 @@ class Problem:
     """
 
     id: str
-    """Content hash of messages + reference (not of the verifier)."""
+    """Content hash of messages + reference + given completions (not of the verifier)."""
     messages: tuple[Message, ...]
     reference: str
-    """Gold answer; for demonstrations (SFT) the whole solution text is in ``columns["solution"]``."""
+    """Gold answer, '' where there is none; for demonstrations (SFT) the whole solution text is in ``columns["solution"]``,
+    for preferences the completions are in ``chosen`` and ``rejected``, or ``completion`` and ``label``."""
     verifier: VerifierSpec
     source: str = ""
     """File or generator it came from, with the row: ``gsm8k/train.jsonl:17``."""
@@ -377,9 +378,7 @@ class Microbatch:
 
     def select(self, index: Tensor) -> Microbatch:
         """The tokens at ``index`` [K] as a microbatch of one segment, for objectives that look at each token alone."""
-        picked: dict[str, Any] = {
-            name: None if (c := getattr(self, name)) is None else c[index] for name in COLUMNS
-        }
+        picked: dict[str, Any] = {name: None if (c := getattr(self, name)) is None else c[index] for name in COLUMNS}
         offsets = self.offsets.new_tensor([0, len(index)])
         return Microbatch(tokens=self.tokens[index], offsets=offsets, loss_mask=self.loss_mask[index], **picked)
 
@@ -450,19 +449,24 @@ class Evaluation:
     """Policy version."""
     problems: int
     samples: int
-    """Samples per problem at temperature 1."""
-    accuracy: Estimate
+    """Samples per problem at temperature 1; 0 where only losses were measured: everything about samples is None then."""
+    accuracy: Estimate | None
     """Mean score at temperature 1."""
     pass_at: Mapping[int, Estimate]
     """Unbiased pass@k (Chen et al. 2021, eq. 1) for each k."""
-    answer_rate: Estimate
+    answer_rate: Estimate | None
     """Share of samples from which an answer was read."""
-    accuracy_given_answer: Estimate
-    mean_tokens: float
-    truncated: float
+    accuracy_given_answer: Estimate | None
+    mean_tokens: float | None
+    truncated: float | None
     """Share of samples that ended at the length limit."""
-    undecided: float
+    undecided: float | None
     """Share of samples without a score; they are left out of the means."""
     greedy: Estimate | None
     """Accuracy of the argmax completion; None where it was not asked for."""
     seconds: float
+    final: bool = False
+    """Before a stage's first step or after its last: on all problems that are measured at all."""
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """Loss of a stage that learns from given completions, on those of this set: ``sft`` in nats per token, ``dpo``, ``ipo``,
+    ``kto`` per pair or completion."""

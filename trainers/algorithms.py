@@ -8,7 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from jurat.platform.errors import ConfigError
-from jurat.platform.recipe import SFT, PolicyGradient, Recipe
+from jurat.platform.ports import Objective
+from jurat.platform.recipe import DPO as DPOPart
+from jurat.platform.recipe import KTO as KTOPart
+from jurat.platform.recipe import OFFLINE, SFT, Difficulty, PolicyGradient, Recipe
 from jurat.platform.recipe import Correction as CorrectionPart
 from jurat.trainers.aggregation import AGGREGATIONS
 from jurat.trainers.allocation.posterior import Correctness
@@ -19,6 +22,8 @@ from jurat.trainers.losses.cross_entropy import CrossEntropy
 from jurat.trainers.losses.gspo import GSPO
 from jurat.trainers.losses.plain import Plain
 from jurat.trainers.losses.policy import Correction, PolicyLoss
+from jurat.trainers.losses.preference import DPO, KTO
+from jurat.trainers.losses.value import ValueLoss
 from jurat.trainers.presets import filled
 from jurat.trainers.samples import ESTIMATORS, Algorithm, credit_rule
 from jurat.trainers.shaping import LengthPenalty, Shaping, SoftOverlong
@@ -40,20 +45,8 @@ def build_algorithm(recipe: Recipe) -> Algorithm:
     """Raises ConfigError where keys contradict each other."""
     recipe = filled(recipe)
     part = recipe.algorithm
-    if isinstance(part, SFT):
-        if recipe.data.curriculum is not None:
-            raise ConfigError(
-                "a curriculum goes by the reward of what was sampled, and supervised fine-tuning samples nothing",
-                where="data.curriculum",
-                fix="give the stage its own data: without curriculum",
-            )
-        return Algorithm(
-            name="sft",
-            objectives={"policy": CrossEntropy()},
-            aggregation=AGGREGATIONS["token-mean"],
-            constant=1,
-            needs={},
-        )
+    if not isinstance(part, PolicyGradient):
+        return _offline(part, recipe)
     _refuse(part, recipe)
     assert part.advantage and part.aggregation and part.shaping
     needs = {}
@@ -61,17 +54,88 @@ def build_algorithm(recipe: Recipe) -> Algorithm:
         needs["ref_logprobs"] = "reference"
     if recipe.updates_per_step * recipe.epochs > 1:
         needs["proximal_logprobs"] = "policy"
+    objectives: dict[str, Objective] = {"policy": _loss(part)}
+    if part.critic is not None:
+        needs["values"] = "critic"
+        objectives["critic"] = ValueLoss(part.critic.clip)
     return Algorithm(
         name=part.name,
         estimator=part.advantage,
         shaping=_shaping(part, recipe),
         kl_in_reward=part.kl.coef if part.kl.place == "reward" else 0.0,
         credit=None if part.credit.name == "outcome" else credit_rule(part.credit, Correctness.by(recipe.reward)),
-        objectives={"policy": _loss(part)},
+        critic=part.critic,
+        objectives=objectives,
         aggregation=AGGREGATIONS[part.aggregation],
         constant=recipe.sampling.max_new_tokens,
         needs=needs,
     )
+
+
+def _offline(part: SFT | DPOPart | KTOPart, recipe: Recipe) -> Algorithm:
+    """An algorithm on given completions. Raises ConfigError."""
+    if recipe.data.curriculum is not None:
+        taught = "supervised fine-tuning" if isinstance(part, SFT) else f"algorithm.name {part.name!r}"
+        raise ConfigError(
+            f"a curriculum goes by the reward of what was sampled, and {taught} samples nothing",
+            where="data.curriculum",
+            fix="give the stage its own data: without curriculum",
+        )
+    if isinstance(part, SFT):
+        return Algorithm(
+            name="sft",
+            objectives={"policy": CrossEntropy()},
+            aggregation=AGGREGATIONS["token-mean"],
+            constant=1,
+            needs={},
+        )
+    common: dict[str, Any] = {
+        "aggregation": AGGREGATIONS["seq-mean-token-mean"],
+        "constant": 1,
+        "needs": {"ref_logprobs": "reference"},
+        "labels": True,
+    }
+    if isinstance(part, DPOPart):
+        name = "ipo" if part.kind == "ipo" else "dpo"
+        return Algorithm(
+            name=name, objectives={"policy": DPO(beta=part.beta, kind=part.kind)}, whole_atoms=True, **common
+        )
+    if recipe.prompts_per_step < 2:
+        raise ConfigError(
+            "algorithm.name 'kto' makes its reference point of completions after the prompts of others, but "
+            f"prompts_per_step is {recipe.prompts_per_step}",
+            where="prompts_per_step",
+            fix="set it to 2 or more: better 16, since one number is estimated from them",
+        )
+    return Algorithm(
+        name="kto",
+        objectives={"policy": KTO(beta=part.beta, desirable=part.desirable, undesirable=part.undesirable)},
+        point_needs={"ref_logprobs": "reference", "proximal_logprobs": "policy"},
+        **common,
+    )
+
+
+IDLE = {"allocation": "samples of a prompt, of which there are none"}
+"""Keys of a stage that say nothing to an algorithm on given completions -> what they are about."""
+
+
+def refuse_idle(recipe: Recipe) -> None:
+    """Raises ConfigError for a key that a stage on given completions gives itself and that would do nothing there.
+
+    What a recipe gives at the top is for its other stages, so it is refused only where there is one stage. Called with
+    the recipe as it was given, before ``filled``.
+    """
+    for own, (name, whole) in zip(recipe.stages or (recipe,), recipe.staged(), strict=True):
+        if whole.algorithm.name not in OFFLINE:
+            continue
+        for key, about in IDLE.items():
+            value, default = getattr(own, key), type(own).model_fields[key].default
+            if key in own.model_fields_set and value != default:
+                raise ConfigError(
+                    f"{key} is about {about}: algorithm.name {whole.algorithm.name!r} learns from given completions",
+                    where=f"stages.{name}.{key}" if name else key,
+                    fix=f"leave it out, or --set {key}={{}}",
+                )
 
 
 def _loss(part: PolicyGradient) -> PolicyLoss:
@@ -111,8 +175,9 @@ def _refuse(part: PolicyGradient, recipe: Recipe) -> None:
     """Raises ConfigError naming both keys of a pair that makes no sense."""
     name = f"algorithm.name {part.name!r}"
     assert part.advantage and part.shaping
+    _refuse_critic(part, recipe)
     single = recipe.allocation.name == "uniform" and recipe.allocation.samples_per_prompt < 2
-    if single and part.advantage != "remax" and ESTIMATORS[part.advantage].compares:
+    if single and part.critic is None and ESTIMATORS[part.advantage].compares:
         raise ConfigError(
             f"{name} compares the samples of a group, but allocation.samples_per_prompt is "
             f"{recipe.allocation.samples_per_prompt}: every advantage would be 0",
@@ -164,3 +229,41 @@ def _refuse(part: PolicyGradient, recipe: Recipe) -> None:
                 where=f"algorithm.corrections[{place}]",
                 fix="bounds of a ratio around 1, as in low: 0.5, high: 2",
             )
+
+
+def _refuse_critic(part: PolicyGradient, recipe: Recipe) -> None:
+    """Raises ConfigError naming both keys where a critic does not go with the rest."""
+    critic = part.critic
+    if critic is None and part.advantage == "gae":
+        raise ConfigError(
+            "algorithm.advantage 'gae' is made of a critic's values, but algorithm.critic is not given",
+            where="algorithm.critic",
+            fix="give one, as in critic: {lr: 1e-5}; or algorithm.name: ppo, which has one",
+        )
+    if critic is None:
+        return
+    if part.advantage != "gae":
+        raise ConfigError(
+            f"algorithm.critic is read by advantage 'gae' alone, but algorithm.advantage is {part.advantage!r}",
+            where="algorithm.critic",
+            fix="leave it out, or set algorithm.advantage: gae",
+        )
+    if critic.warmup_steps >= recipe.steps:
+        raise ConfigError(
+            f"algorithm.critic.warmup_steps {critic.warmup_steps} leaves the policy none of steps {recipe.steps}",
+            where="algorithm.critic.warmup_steps",
+            fix="set it below steps",
+        )
+    if part.credit.name != "outcome":
+        raise ConfigError(
+            f"algorithm.credit.name {part.credit.name!r} makes advantages of the rewards of steps, which "
+            "algorithm.advantage 'gae' takes from its critic: the critic would learn other returns than are optimised",
+            where="algorithm.credit",
+            fix="leave credit out, or take an advantage without a critic, as in algorithm.advantage: rloo",
+        )
+    if isinstance(recipe.allocation, Difficulty) and recipe.allocation.single == "greedy":
+        raise ConfigError(
+            "allocation.single 'greedy' draws a baseline that algorithm.advantage 'gae' does not read",
+            where="allocation.single",
+            fix="set it to posterior, which costs nothing",
+        )

@@ -60,8 +60,10 @@ def build_allocator(recipe: parts.Recipe) -> Rule:
 
 
 def bias(recipe: parts.Recipe, algorithm: Algorithm) -> list[str]:
-    """One line for each way in which unequal sample counts move the objective away from the mean over prompts."""
+    """One line for each way in which sample counts move the objective away from the mean over prompts, or from ``dapo``."""
     part, said = recipe.allocation, list[str]()
+    if recipe.algorithm.name == "dapo" and not isinstance(part, parts.Dapo):
+        said.append(f"algorithm.name dapo without its dynamic sampling: allocation.name is {part.name}")
     if isinstance(part, parts.Uniform) or algorithm.estimator is None:
         return said
     if isinstance(part, parts.UntilMixed | parts.Dapo):
@@ -73,7 +75,7 @@ def bias(recipe: parts.Recipe, algorithm: Algorithm) -> list[str]:
             f"allocation.name {part.name} gives prompts unequal sample counts, and algorithm.aggregation weighs a prompt "
             "by them: a curriculum. algorithm.aggregation: prompt-mean counts each prompt once"
         )
-    if algorithm.estimator != "rloo":
+    if algorithm.estimator not in ("rloo", "gae"):
         said.append(
             f"allocation.name {part.name} gives prompts unequal sample counts, and the scale of algorithm.advantage "
             "depends on the count. algorithm.advantage: rloo does not"

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jurat.datasets.contamination import refuse_shared
-from jurat.datasets.load import ProblemSet, load_problems
+from jurat.datasets.load import ProblemSet, holds, load_problems
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.ports import Tokenizer
-from jurat.platform.recipe import SFT, Recipe, SamplingPart
+from jurat.platform.recipe import SFT, PolicyGradient, Recipe, SamplingPart
 from jurat.platform.types import Problem, Sampling
-from jurat.trainers.offline import solution_ids
+from jurat.trainers.offline import KINDS
 
 
 def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
     """train, held_out and unseen of a recipe. Raises DataError for an empty set or one question in two of them."""
     sources = {"train": recipe.data.train, "held_out": recipe.data.held_out, "unseen": recipe.data.unseen}
     sets = {
-        name: load_problems(source, recipe.prompt, base=base, split=name)
+        name: load_problems(source, recipe.prompt, base=base, split=name, holds=holds(recipe.algorithm, name))
         for name, source in sources.items()
         if source is not None
     }
@@ -36,11 +37,17 @@ def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
 
 
 def short_enough(
-    problems: Sequence[Problem], tokenizer: Tokenizer, recipe: Recipe, note: Callable[[str], None], name: str
+    problems: Sequence[Problem],
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    note: Callable[[str], None],
+    name: str,
+    *,
+    given: bool = False,
 ) -> tuple[Problem, ...]:
     """Problems whose prompt fits ``data.max_prompt_tokens`` and the model's context with a whole completion.
 
-    For SFT the completion is the solution, which has to fit ``algorithm.max_solution_tokens`` too.
+    That is a sampled one, or the longest that the problem is ``given`` with, which has to fit the limit of the algorithm too.
     Raises DataError where none is left, or one is too long and ``data.long_prompts`` is ``refuse``.
     """
     context, cap = tokenizer.max_length, recipe.data.max_prompt_tokens
@@ -59,18 +66,55 @@ def short_enough(
             note(f"skipped: {said}")
             problems = [problem for problem in problems if lengths[problem.id] <= limit]
 
-    if isinstance(recipe.algorithm, SFT) and name == "train":
-        solutions = {problem.id: len(solution_ids(problem, tokenizer)) for problem in problems}
-        if recipe.algorithm.max_solution_tokens:
-            within(solutions, recipe.algorithm.max_solution_tokens, "solutions", "algorithm.max_solution_tokens")
+    if given and not isinstance(recipe.algorithm, PolicyGradient):
+        part, texts = recipe.algorithm, KINDS[recipe.algorithm.name].texts
+        what, key = (
+            ("solutions", "max_solution_tokens") if isinstance(part, SFT) else ("completions", "max_completion_tokens")
+        )
+        longest = {each.id: 1 + max(len(tokenizer.encode(text)) for text in texts(each)) for each in problems}
+        if limit := getattr(part, key):
+            within(longest, limit, what, f"algorithm.{key}")
         within(prompts, cap, "prompts", "data.max_prompt_tokens")
-        whole = {each: prompts[each] + solutions[each] for each in prompts}
-        within(whole, context, "prompts with their solutions", "the model's context")
+        whole = {each: prompts[each] + longest[each] for each in prompts}
+        within(whole, context, f"prompts with their {what}", "the model's context")
     else:
         room = context - recipe.sampling.max_new_tokens
         why = f"data.max_prompt_tokens, or the context of {context} less {recipe.sampling.max_new_tokens}"
         within(prompts, min(cap, room), "prompts", why)
     return tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What of the sets of a stage its model can take."""
+
+    train: tuple[Problem, ...]
+    asked: Mapping[str, tuple[Problem, ...]]
+    """held_out and unseen: problems to answer. One without a reference is none: no verifier could say what is right."""
+    given: tuple[Problem, ...]
+    """Held-out problems with completions, whose loss is measured; empty where the stage samples."""
+
+    @property
+    def measured(self) -> Mapping[str, int]:
+        """Problems of the sets of which something is measured."""
+        asked = {name: len(problems) for name, problems in self.asked.items()}
+        return {"held_out": len(self.given), **asked} if self.given else asked
+
+
+def keep(sets: Mapping[str, ProblemSet], tokenizer: Tokenizer, recipe: Recipe, note: Callable[[str], None]) -> Kept:
+    """Leave out what is too long or, of sets that are to be answered, has no reference. Raises as ``short_enough``."""
+    offline = not isinstance(recipe.algorithm, PolicyGradient)
+    asked = {
+        name: [problem for problem in each.problems if problem.reference]
+        for name, each in sets.items()
+        if name != "train"
+    }
+    held_out = sets["held_out"].problems if offline and "held_out" in sets else ()
+    return Kept(
+        train=short_enough(sets["train"].problems, tokenizer, recipe, note, "train", given=offline),
+        asked={name: short_enough(each, tokenizer, recipe, note, name) for name, each in asked.items() if each},
+        given=short_enough(held_out, tokenizer, recipe, note, "held_out", given=True) if held_out else (),
+    )
 
 
 def sampling_of(part: SamplingPart, tokenizer: Tokenizer) -> Sampling:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import comb, sqrt
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from jurat.platform.ports import Judge, Sampler, Tokenizer
+from jurat.platform.ports import Judge, Sampler, Scorer, Tokenizer
 from jurat.platform.randomness import generator, seed_of
-from jurat.platform.types import Estimate, Evaluation, IntArray, Problem, Request, Sampling, Scored
+from jurat.platform.types import Estimate, Evaluation, Group, IntArray, Problem, Request, Sampling, Scored
+from jurat.trainers.packing import pack
 from jurat.trainers.rollouts import rollout_id, sample_and_judge
+from jurat.trainers.samples import Algorithm, annotate
 
 RESAMPLES = 2000
 Z95 = 1.959963984540054
@@ -131,7 +134,52 @@ def summarise(
         undecided=float(np.mean([outcome(s) is None for s in every])) if every else 0.0,
         greedy=None if greedy is None else wilson(float(sum(greedy_scores)), len(greedy_scores)),
         seconds=seconds,
+        final=greedy is not None,
     )
+
+
+def only_loss(name: str, stage: str, step: int, *, problems: int, final: bool) -> Evaluation:
+    """An evaluation in which nothing was sampled."""
+    return Evaluation(
+        name=name,
+        stage=stage,
+        step=step,
+        problems=problems,
+        samples=0,
+        accuracy=None,
+        pass_at={},
+        answer_rate=None,
+        accuracy_given_answer=None,
+        mean_tokens=None,
+        truncated=None,
+        undecided=None,
+        greedy=None,
+        seconds=0.0,
+        final=final,
+    )
+
+
+async def loss_of(
+    groups: Sequence[Group], algorithm: Algorithm, scorers: Mapping[str, Scorer], *, tokens: int
+) -> float:
+    """The policy's loss on groups as if they were one update, and no update made; a reference point is that of them all."""
+    scores = await annotate(groups, algorithm.needs, scorers, tokens=tokens, baselines=algorithm.point_needs)
+    objective, policy = algorithm.objectives["policy"], scorers["policy"]
+    packed = pack(
+        algorithm.samples(groups, scores),
+        None,
+        algorithm.aggregation,
+        ranks=policy.ranks,
+        tokens=tokens,
+        constant=algorithm.constant,
+        whole_atoms=algorithm.whole_atoms,
+    )
+    total = 0.0
+    for row, found in zip(packed.rounds, await policy.score(packed.rounds), strict=True):
+        for mb, current in zip(row, found, strict=True):
+            if len(mb.tokens):
+                total += float(objective(torch.from_numpy(current), mb)[0])
+    return total
 
 
 async def evaluate(

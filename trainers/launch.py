@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,25 +20,27 @@ from jurat.engine.ray import needs_ray
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
-from jurat.platform.ports import GroupSource, Judge, Reporter
+from jurat.platform.ports import GroupSource, Judge, Reporter, Scorer
 from jurat.platform.randomness import seed_of
-from jurat.platform.recipe import SFT, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
+from jurat.platform.recipe import OFFLINE, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.store import Store
-from jurat.platform.types import CheckpointRef, Evaluation, Problem
+from jurat.platform.types import CheckpointRef, Evaluation, Problem, Visit
 from jurat.trainers import evaluate as evaluation
-from jurat.trainers.algorithms import build_algorithm
+from jurat.trainers.algorithms import build_algorithm, refuse_idle
 from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.buffer import Buffer
-from jurat.trainers.data import load_sets, sampling_of, short_enough
+from jurat.trainers.controllers import build_controllers
+from jurat.trainers.data import Kept, keep, load_sets, sampling_of, short_enough
 from jurat.trainers.limits import Limits
 from jurat.trainers.loop import Reached, Run
 from jurat.trainers.loop import train as run_loop
-from jurat.trainers.offline import Demonstrations
+from jurat.trainers.offline import KINDS, Given, Teacher
 from jurat.trainers.presets import filled
 from jurat.trainers.rollouts import Rollouts
+from jurat.trainers.samples import Algorithm
 from jurat.trainers.signals import StopOnSignals
 from jurat.verifiers.judge import LocalJudge, build_judge
 
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 
 MEASURED = frozenset({"held_out", "unseen"})
 """Sets that are evaluated, not trained on."""
+LONG = 50
+"""Steps that one would not like to lose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +93,8 @@ def train(
     if found is not None:
         recipe, base = Recipe.model_validate(found.recipe), Path(found.meta["base"])
     assert recipe is not None
+    if found is None:
+        refuse_idle(recipe)
     recipe = filled(recipe)
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
     for each in prepared:
@@ -137,8 +144,9 @@ class Prepared:
 
 def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
-    build_algorithm(recipe)  # both refuse what makes no sense
+    build_algorithm(recipe)  # all three refuse what makes no sense
     build_allocator(recipe)
+    build_controllers(recipe)
     sets = load_sets(recipe, base=base)
     problems = [problem for each in sets.values() for problem in each.problems]
     with closing(_judge(recipe, base)) as judge:
@@ -146,7 +154,8 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
         reward = judge.spec_digest
     with closing(_judge(recipe.model_copy(update={"reward": RewardPart()}), base)) as own:
         for part, each in sets.items():
-            refuse_failed(check_gold(each.problems, own.verdict), len(each.problems), where=f"data.{part}")
+            golds = [problem for problem in each.problems if problem.reference]  # preferences may have none
+            refuse_failed(check_gold(golds, own.verdict), len(golds), where=f"data.{part}")
     return Prepared(
         name=name,
         recipe=recipe,
@@ -295,6 +304,9 @@ class _Stage:
         """Go on from ``own`` (a checkpoint of this stage), else begin with the weights of ``parent`` or the model."""
         recipe, launch, sets = self.recipe, self.launch, self.prepared.sets
         first_step = own.step if own else 0
+        algorithm = build_algorithm(recipe)
+        critic = algorithm.critic
+        updates = recipe.epochs * recipe.updates_per_step
         for row in _bad_rows(sets):
             launch.reporter.note(f"skipped {row}")
         folder = models.resolve(recipe.model, launch.home)
@@ -310,16 +322,13 @@ class _Stage:
                         recipe.engine,
                         recipe.optim,
                         recipe.sampling,
-                        total_steps=recipe.steps * recipe.epochs * recipe.updates_per_step,
+                        total_steps=updates * (recipe.steps - (critic.warmup_steps if critic else 0)),
                         lora=recipe.lora,
                         seed=seed_of("lora", recipe.seed, self.name),
                     )
                 )
             )
-            kept = {
-                name: short_enough(each.problems, engine.tokenizer, recipe, launch.reporter.note, name)
-                for name, each in sets.items()
-            }
+            kept = keep(sets, engine.tokenizer, recipe, launch.reporter.note)
             identity = {
                 "reward": self.prepared.reward,
                 "verifiers": dict(self.prepared.verifiers),
@@ -342,17 +351,23 @@ class _Stage:
                 RunLedger(launch.store, launch.run, self.name, segment, launch.run.folder, texts=recipe.tracking.texts)
             )
             learners = {"policy": engine.learner}
-            algorithm = build_algorithm(recipe)
+            controllers = build_controllers(recipe, reward=self.prepared.reward)
             for note in (_trainable(recipe, launch.home), *bias(recipe, algorithm)):
                 if note:
                     launch.reporter.note(note)
             if parent:
                 await checkpointing.load_into(Path(parent.path), learners, weights_only=True)
             scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
+            if critic:  # made after the parent's weights are there, since it begins from the policy's
+                settings = recipe.optim.model_copy(update={"lr": critic.lr})
+                learners["critic"] = engine.critic(settings, updates * recipe.steps)
+                if parent and (Path(parent.path) / "critic").is_dir():
+                    taught = {"critic": learners["critic"]}
+                    await checkpointing.load_into(Path(parent.path), taught, weights_only=True)
             if own:
                 await checkpointing.load_into(Path(own.path), learners)
             await engine.link.publish(first_step)
-            source = self._source(engine, judge, kept["train"])
+            source = self._source(engine, judge, kept.train)
             buffer = Buffer(
                 source=source,
                 max_lag=recipe.engine.max_lag,
@@ -364,18 +379,24 @@ class _Stage:
                 state = checkpointing.state_of(Path(own.path))
                 source.restore(state["source"])
                 buffer.restored(state["planned"])
+                controllers.restore(state.get("controllers"), launch.reporter.note)
             store = checkpointing.FolderCheckpoints(
                 launch.checkpoints(self.name),
                 keep=recipe.checkpoint.keep,
                 parent=begun.digest if (begun := own or parent) else "",
                 meta={"run": launch.run.id, "stage": self.name, "recipe": digest(recipe), **identity},
             )
-            measure = self._evaluator(engine, judge, kept, ledger)
+            measure = self._evaluator(engine, judge, kept, ledger, algorithm, {**scorers, **learners})
+            if recipe.checkpoint.every is None and recipe.steps - first_step > LONG:
+                launch.reporter.note(
+                    f"no checkpoint before step {recipe.steps} (checkpoint.every is not set): Ctrl-C once makes one, "
+                    "twice loses the steps of this stage"
+                )
             launch.reporter.start(
                 run_id=launch.run.id, stage=self.name, recipe=recipe, first_step=first_step, last_step=recipe.steps
             )
-            if self.place == 0 and first_step == 0:
-                await measure(0, final=True)
+            if first_step == 0:  # what an earlier stage came to is measured: all that is new is this stage's own loss
+                await measure(0, final=True, answers=self.place == 0)
             run = Run(
                 seed=recipe.seed,
                 stage=self.name,
@@ -392,6 +413,7 @@ class _Stage:
             reached = await run_loop(
                 run,
                 buffer=buffer,
+                controllers=controllers,
                 learners=learners,
                 scorers=scorers,
                 link=engine.link,
@@ -401,7 +423,7 @@ class _Stage:
                 evaluate=measure,
             )
             if reached.version == recipe.steps:
-                self.unmeasured = self.stop.is_set() and bool(MEASURED & kept.keys())
+                self.unmeasured = self.stop.is_set() and bool(kept.measured)
                 await measure(reached.version, final=True)
             await ledger.flush()
         return reached
@@ -410,13 +432,12 @@ class _Stage:
         recipe, run = self.recipe, self.launch.run.id
         order = ShuffledSource(problems, recipe.seed, curriculum=recipe.data.curriculum)
         by_id = {problem.id: problem for problem in problems}
-        if isinstance(recipe.algorithm, SFT):
-            return Demonstrations(
-                run=run,
-                stage=self.name,
+        if recipe.algorithm.name in OFFLINE:
+            return Given(
                 problems=order,
                 by_id=by_id,
-                tokenizer=engine.tokenizer,
+                groups=KINDS[recipe.algorithm.name].groups,
+                teacher=Teacher(run, self.name, engine.tokenizer),
                 prompts_per_step=recipe.prompts_per_step,
             )
         return Rollouts(
@@ -439,29 +460,42 @@ class _Stage:
         self,
         engine: local.LocalEngine | RayEngine,
         judge: Judge,
-        kept: Mapping[str, Sequence[Problem]],
+        kept: Kept,
         ledger: RunLedger,
+        algorithm: Algorithm,
+        scorers: Mapping[str, Scorer],
     ) -> Callable[..., Awaitable[None]]:
         part = self.recipe.evaluate
 
-        async def measure(version: int, *, final: bool = False) -> None:
+        async def measure(version: int, *, final: bool = False, answers: bool = True) -> None:
+            most = part.final_problems if final else part.problems
             for name in sorted(MEASURED) if final else ("held_out",):
-                problems = kept.get(name, ())[: part.final_problems if final else part.problems]
-                if not problems or self.stop.is_set():
+                asked = kept.asked.get(name, ())[:most] if answers else ()
+                given = kept.given[:most] if name == "held_out" else ()
+                if self.stop.is_set() or not (asked or given):
                     continue
-                result = await evaluation.evaluate(
-                    problems,
-                    name=name,
-                    stage=self.name,
-                    step=version,
-                    sampler=engine.sampler,
-                    judge=judge,
-                    tokenizer=engine.tokenizer,
-                    sampling=sampling_of(self.recipe.sampling, engine.tokenizer),
-                    samples=part.samples,
-                    seed=self.recipe.seed,
-                    with_greedy=final,
-                )
+                began = time.perf_counter()
+                result = evaluation.only_loss(name, self.name, version, problems=len(given), final=final)
+                if asked:
+                    result = await evaluation.evaluate(
+                        asked,
+                        name=name,
+                        stage=self.name,
+                        step=version,
+                        sampler=engine.sampler,
+                        judge=judge,
+                        tokenizer=engine.tokenizer,
+                        sampling=sampling_of(self.recipe.sampling, engine.tokenizer),
+                        samples=part.samples,
+                        seed=self.recipe.seed,
+                        with_greedy=final,
+                    )
+                if given:
+                    visits = [Visit(problem=problem, visit=0, position=at) for at, problem in enumerate(given)]
+                    groups = KINDS[self.recipe.algorithm.name].groups(visits, Teacher("", "", engine.tokenizer))
+                    tokens = self.recipe.tokens_per_microbatch
+                    losses = {algorithm.name: await evaluation.loss_of(groups, algorithm, scorers, tokens=tokens)}
+                    result = replace(result, losses=losses, seconds=time.perf_counter() - began)
                 ledger.record_evaluation(result)
                 self.evaluations.append(result)
                 self.launch.reporter.evaluation(result)
@@ -472,15 +506,16 @@ class _Stage:
 def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
     """What a run would do, without loading weights: stages, data, prompts, tokens. Raises what ``train`` would."""
     out = []
+    refuse_idle(recipe)
     recipe = filled(recipe)
     folder = models.resolve(recipe.model, home)
     tokenizer, notes = HFTokenizer(folder), list[str]()
     for name, stage in recipe.staged():
         sets = prepare(stage, base=base, name=name).sets
-        kept = {key: short_enough(each.problems, tokenizer, stage, notes.append, key) for key, each in sets.items()}
-        teaches = isinstance(stage.algorithm, SFT)
-        samples = stage.prompts_per_step if teaches else stage.allocation.most(stage.prompts_per_step)
-        notes += [] if teaches else bias(stage, build_algorithm(stage))
+        kept = keep(sets, tokenizer, stage, notes.append)
+        given = stage.algorithm.name in OFFLINE
+        samples = stage.prompts_per_step if given else stage.allocation.most(stage.prompts_per_step)
+        notes += bias(stage, build_algorithm(stage))
         learns = _trainable(stage, home)
         notes += [f"{name}: {learns}" if name else learns] if learns else []
         out.append(
@@ -488,11 +523,12 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
                 "stage": name,
                 "algorithm": stage.algorithm.name,
                 "steps": stage.steps,
-                "problems": {key: len(problems) for key, problems in kept.items()},
+                "problems": {"train": len(kept.train), **kept.measured},
                 "bad_rows": _bad_rows(sets),
-                "samples_per_step": samples,
-                "max_new_tokens_per_step": samples * stage.sampling.max_new_tokens,
-                "example": kept["train"][0].messages[-1].content,
+                "samples_per_step": samples if given or stage.allocation.fixed else None,
+                "samples_per_step_at_most": samples,
+                "max_new_tokens_per_step": 0 if given else samples * stage.sampling.max_new_tokens,
+                "example": kept.train[0].messages[-1].content,
             }
         )
     return {

@@ -18,7 +18,8 @@ class Limits:
     max_skipped: int
     """Non-finite updates in a row after which the run stops."""
     max_new_tokens: int
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: Counter[str] = field(default_factory=Counter)
+    """By role."""
     warned: set[str] = field(default_factory=set)
 
     def check(self, batch: Batch, reporter: Reporter) -> None:
@@ -37,7 +38,7 @@ class Limits:
                 "no verdict",
             )
             raise RunFailed(
-                f"{len(without)} of {len(scored)} samples of step {batch.step} got no score "
+                f"{len(without)} of {len(scored)} samples of step {batch.step + 1} got no score "
                 f"({dict(statuses)}; limit {self.max_undecided:.0%}). First: {example}",
                 where="reward.max_undecided",
                 fix="jurat rollouts RUN --worst 10 shows them; mend the verifier or the data",
@@ -46,22 +47,23 @@ class Limits:
         if "cut" not in self.warned and scored and cut / len(scored) > 0.5:
             self.warned.add("cut")
             reporter.note(
-                f"warning: {cut} of {len(scored)} answers of step {batch.step} were cut at sampling.max_new_tokens = "
+                f"warning: {cut} of {len(scored)} answers of step {batch.step + 1} were cut at sampling.max_new_tokens = "
                 f"{self.max_new_tokens}; they seldom hold an answer. Raise it, or ask for shorter answers in prompt.suffix"
             )
 
     def check_updates(self, reports: Sequence[UpdateReport], reporter: Reporter) -> None:
-        """Raises RunFailed after ``max_skipped`` non-finite updates in a row."""
+        """Raises RunFailed after ``max_skipped`` non-finite updates of one role in a row, over steps."""
         for report in reports:
-            self.skipped_in_a_row = self.skipped_in_a_row + 1 if report.skipped else 0
-            if report.skipped:
+            skipped = self.skipped_in_a_row[report.role] + 1 if report.skipped else 0
+            self.skipped_in_a_row[report.role] = skipped
+            if skipped:
                 reporter.note(
                     f"warning: {report.role} update skipped, its gradient is not finite "
-                    f"({self.skipped_in_a_row} in a row, stop at {self.max_skipped})"
+                    f"({skipped} in a row, stop at {self.max_skipped})"
                 )
-            if self.skipped_in_a_row >= self.max_skipped:
+            if skipped >= self.max_skipped:
                 raise RunFailed(
-                    f"{self.skipped_in_a_row} updates in a row had a non-finite loss or gradient",
+                    f"{skipped} updates in a row had a non-finite loss or gradient",
                     where="optim.max_skipped",
                     fix="lower optim.lr, or resume from the last checkpoint with another seed",
                 )

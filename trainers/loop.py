@@ -20,8 +20,9 @@ from jurat.platform.ports import Checkpoints, Learner, Ledger, Reporter, Scorer,
 from jurat.platform.randomness import generator
 from jurat.platform.types import CheckpointRef, StepReport, UpdateReport
 from jurat.trainers.buffer import Buffer
+from jurat.trainers.controllers import Controllers
 from jurat.trainers.limits import Limits
-from jurat.trainers.metrics import step_metrics
+from jurat.trainers.metrics import step_metrics, value_metrics
 from jurat.trainers.packing import pack, updates
 from jurat.trainers.samples import Algorithm, annotate
 
@@ -69,6 +70,7 @@ async def train(
     run: Run,
     *,
     buffer: Buffer,
+    controllers: Controllers,
     learners: Mapping[str, Learner],
     scorers: Mapping[str, Scorer],
     link: WeightLink,
@@ -82,12 +84,11 @@ async def train(
     A stop asked for while a batch is awaited drops that batch; asked for later it lets the step finish. Both end in a
     checkpoint from which a resumed run equals one that was never stopped.
     """
-    algorithm = run.algorithm
     buffer.published(run.first_step)
 
     async def save(version: int) -> CheckpointRef:
         started = time.perf_counter()
-        state = await buffer.checkpoint()
+        state = {**await buffer.checkpoint(), "controllers": controllers.state()}
         await ledger.flush()  # a checkpoint never outruns its record
         ref = await checkpoints.save(step=version, learners=learners, source=state)
         ledger.record_checkpoint(ref)
@@ -103,14 +104,22 @@ async def train(
         clock.lap("wait")
         ledger.record_batch(batch)  # evidence first, then judgement
         run.limits.check(batch, reporter)
+        algorithm = run.algorithm.with_kl(controllers.kl.coef)
         scores = await annotate(
-            batch.groups, algorithm.needs, {**scorers, **learners}, tokens=run.tokens_per_microbatch
+            batch.groups,
+            algorithm.needs,
+            {**scorers, **learners},
+            tokens=run.tokens_per_microbatch,
+            baselines=algorithm.point_needs,
         )
         clock.lap("score")
-        samples = algorithm.samples(batch.groups, scores)
+        groups = controllers.normalised(batch.groups)
+        samples = algorithm.samples(groups, scores)
         reports: list[UpdateReport] = []
         for part in updates(samples, epochs=run.epochs, per_epoch=run.updates_per_step, rng=run.rng(step, "updates")):
             for role, objective in algorithm.objectives.items():
+                if not algorithm.learns(role, step):
+                    continue
                 packed = pack(
                     part,
                     objective,
@@ -118,8 +127,11 @@ async def train(
                     ranks=learners[role].ranks,
                     tokens=run.tokens_per_microbatch,
                     constant=algorithm.constant,
+                    whole_atoms=algorithm.whole_atoms,
                 )
-                reports.append(await learners[role].update(packed.rounds, objective))
+                limit = controllers.clip_norm if role == "policy" else None
+                reports.append(await learners[role].update(packed.rounds, objective, clip_norm=limit))
+                controllers.observe(reports[-1])
         clock.lap("update")
         run.limits.check_updates(reports, reporter)
         faults.point("loop.between_update_and_publish")
@@ -127,7 +139,9 @@ async def train(
         await link.publish(version)
         buffer.published(version)
         clock.lap("publish")
-        metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(batch.groups)}
+        steered = controllers.steer(algorithm.reference_kl(samples), len(samples))
+        metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(groups)}
+        metrics |= steered | value_metrics(samples)
         report = StepReport(
             step=step,
             version=version,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jurat.platform.types import Batch, UpdateReport
+from jurat.platform.types import Batch, Sample, UpdateReport
 
 
 def step_metrics(batch: Batch, reports: Sequence[UpdateReport]) -> dict[str, float]:
@@ -51,6 +51,22 @@ def step_metrics(batch: Batch, reports: Sequence[UpdateReport]) -> dict[str, flo
         out[f"{role}/trained_tokens"] = float(sum(r.tokens for r in mine))
         out[f"{role}/forwarded_tokens"] = float(sum(r.forwarded_tokens for r in mine))
     return out
+
+
+def value_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """``critic/*``: means over tokens of its values before the step and of the returns, and the share of the returns'
+    variance that it explained, ``1 - var(R - V) / var(R)`` (0 where returns do not vary). Empty without a critic."""
+    pairs = [
+        (s.values[s.loss_mask], s.returns[s.loss_mask])
+        for s in samples
+        if s.values is not None and s.returns is not None
+    ]
+    if not pairs:
+        return {}
+    values, returns = (np.concatenate(part).astype(np.float64) for part in zip(*pairs, strict=True))
+    spread = float(returns.var()) if len(returns) else 0.0
+    explained = 1.0 - float((returns - values).var()) / spread if spread > 0 else 0.0
+    return {"critic/value": _mean(values), "critic/return": _mean(returns), "critic/explained_variance": explained}
 
 
 def _mean(values: np.ndarray) -> float:

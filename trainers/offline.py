@@ -1,9 +1,10 @@
-"""Given completions as groups, so that the one loop serves supervised fine-tuning too."""
+"""Given completions as groups, so that the one loop serves demonstrations (SFT), pairs (DPO) and labels (KTO) too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,38 +23,23 @@ from jurat.platform.types import (
     Span,
     Visit,
 )
-from jurat.trainers.rollouts import rollout_id, to_rollout
-
-GIVEN = Allocation(samples=1, reason="given")
+from jurat.trainers.rollouts import BASELINE, rollout_id, to_rollout
 
 
-def solution_ids(problem: Problem, tokenizer: Tokenizer) -> IntArray:
-    """[N] ids of what SFT teaches for a problem: its solution, else its reference, then the end mark."""
-    text = str(problem.columns.get("solution") or problem.reference)
-    return np.append(tokenizer.encode(text), tokenizer.eos_ids[0])
-
-
-@dataclass(slots=True)
-class Demonstrations:
-    """A GroupSource of one given completion per visit, ``solution_ids``."""
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """Makes scored rollouts of completions that are given with a problem; the reward is what their row says of them."""
 
     run: str
     stage: str
-    problems: ProblemSource
-    by_id: Mapping[str, Problem]
     tokenizer: Tokenizer
-    prompts_per_step: int
-    plans: dict[int, tuple[Visit, ...]] = field(default_factory=dict)
 
-    def plan(self, step: int) -> None:
-        self.plans[step] = self.problems.draw(self.prompts_per_step)
+    def ids(self, text: str) -> IntArray:
+        """[N] ids of a completion, then the end mark."""
+        return np.append(self.tokenizer.encode(text), self.tokenizer.eos_ids[0])
 
-    async def batch(self, step: int) -> Batch:
-        return Batch(step=step, groups=tuple(self._group(visit) for visit in self.plans[step]))
-
-    def _group(self, visit: Visit) -> Group:
-        problem = visit.problem
-        ids = solution_ids(problem, self.tokenizer)
+    def scored(self, visit: Visit, text: str, reward: float | None, *, index: int) -> Scored:
+        problem, ids = visit.problem, self.ids(text)
         given = Completion(
             token_ids=ids,
             logprobs=np.zeros(len(ids), dtype=np.float32),
@@ -64,13 +50,100 @@ class Demonstrations:
             given,
             self.tokenizer.encode_prompt(problem.messages),
             problem,
-            id=rollout_id(self.run, self.stage, problem.id, visit.visit, 0),
+            id=rollout_id(self.run, self.stage, problem.id, visit.visit, index),
             visit=visit.visit,
-            index=0,
+            index=index,
             tokenizer=self.tokenizer,
         )
-        label = Judgement(verdicts={}, reward=Reward(value=1.0))
-        return Group(visit=visit, scored=(Scored(rollout=rollout, judgement=label),), allocation=GIVEN)
+        return Scored(rollout=rollout, judgement=Judgement(verdicts={}, reward=Reward(value=reward)))
+
+
+def solution(problem: Problem) -> tuple[str, ...]:
+    """What SFT teaches for a problem: its solution, else its reference."""
+    return (str(problem.columns.get("solution") or problem.reference),)
+
+
+def pair(problem: Problem) -> tuple[str, ...]:
+    return problem.columns["chosen"], problem.columns["rejected"]
+
+
+def completion(problem: Problem) -> tuple[str, ...]:
+    return (problem.columns["completion"],)
+
+
+def _group(visit: Visit, *scored: Scored, baseline: Scored | None = None) -> Group:
+    given = Allocation(samples=len(scored), reason="given")
+    return Group(visit=visit, scored=scored, allocation=given, baseline=baseline)
+
+
+def demonstrations(visits: Sequence[Visit], teacher: Teacher) -> tuple[Group, ...]:
+    """One group per visit: its solution, with reward 1."""
+    return tuple(_group(visit, teacher.scored(visit, solution(visit.problem)[0], 1.0, index=0)) for visit in visits)
+
+
+def pairs(visits: Sequence[Visit], teacher: Teacher) -> tuple[Group, ...]:
+    """One group per visit: the chosen completion with reward 1, then the rejected one with 0."""
+    made = []
+    for visit in visits:
+        chosen, rejected = pair(visit.problem)
+        scored = teacher.scored(visit, chosen, 1.0, index=0), teacher.scored(visit, rejected, 0.0, index=1)
+        made.append(_group(visit, *scored))
+    return tuple(made)
+
+
+def labelled(visits: Sequence[Visit], teacher: Teacher) -> tuple[Group, ...]:
+    """One group per visit: its completion with its label as reward.
+
+    The baseline is mismatched: the completion of the next visit after this prompt, for KTO's reference point (arXiv
+    2402.01306, section 4.2). None where the next one answers the same question, or the two together are too long.
+    """
+    made = []
+    for visit, other in zip(visits, (*visits[1:], *visits[:1]), strict=True):
+        own = teacher.scored(visit, completion(visit.problem)[0], float(visit.problem.columns["label"]), index=0)
+        baseline = None
+        if _asked(visit.problem) != _asked(other.problem):
+            crossed = teacher.scored(visit, completion(other.problem)[0], None, index=BASELINE)
+            baseline = crossed if len(crossed.rollout.tokens) <= teacher.tokenizer.max_length else None
+        made.append(_group(visit, own, baseline=baseline))
+    return tuple(made)
+
+
+def _asked(problem: Problem) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in problem.messages]
+
+
+Groups = Callable[[Sequence[Visit], Teacher], tuple[Group, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    texts: Callable[[Problem], tuple[str, ...]]
+    """The completions that a problem is given with."""
+    groups: Groups
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {"sft": Kind(solution, demonstrations), "dpo": Kind(pair, pairs), "kto": Kind(completion, labelled)}
+)
+"""By the name of the algorithm."""
+
+
+@dataclass(slots=True)
+class Given:
+    """A GroupSource of given completions."""
+
+    problems: ProblemSource
+    by_id: Mapping[str, Problem]
+    groups: Groups
+    teacher: Teacher
+    prompts_per_step: int
+    plans: dict[int, tuple[Visit, ...]] = field(default_factory=dict)
+
+    def plan(self, step: int) -> None:
+        self.plans[step] = self.problems.draw(self.prompts_per_step)
+
+    async def batch(self, step: int) -> Batch:
+        return Batch(step=step, groups=self.groups(self.plans[step], self.teacher))
 
     def observe(self, batch: Batch) -> None:
         self.plans.pop(batch.step, None)

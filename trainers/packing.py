@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -51,10 +52,12 @@ def pack(
     ranks: int,
     tokens: int,
     constant: int = 1,
+    whole_atoms: bool = False,
 ) -> Packed:
     """Lay samples end to end in microbatches of at most ``tokens`` forwarded tokens (a common prompt counts once).
 
-    ``objective`` None keeps every sample (scoring). A sample longer than ``tokens`` gets a microbatch of its own.
+    ``objective`` None keeps every sample (scoring). A sample longer than ``tokens`` gets a microbatch of its own; so does
+    an atom under ``whole_atoms``, which keeps the samples of an atom in one microbatch, in their order.
     Microbatches are dealt to ranks longest first; a rank without work in a round gets an empty one.
     """
     weights = aggregation([sample.weights for sample in samples], [sample.atom for sample in samples], constant)
@@ -63,14 +66,17 @@ def pack(
     kept.sort(key=lambda j: samples[j].atom)
     bins: list[list[int]] = []
     used, atom = 0, None
-    for j in kept:
-        length, completion = len(samples[j].tokens), int(samples[j].loss_mask.sum())
-        cost = completion if samples[j].atom == atom else length
-        atom = samples[j].atom
+    for _, unit in groupby(kept, key=lambda j: samples[j].atom if whole_atoms else j):
+        part = list(unit)
+        first = samples[part[0]]
+        completions = sum(int(samples[j].loss_mask.sum()) for j in part)
+        alone = completions + len(first.tokens) - int(first.loss_mask.sum())
+        cost = completions if first.atom == atom else alone
+        atom = first.atom
         if not bins or used + cost > tokens:
             bins.append([])
-            used, cost = 0, length
-        bins[-1].append(j)
+            used, cost = 0, alone
+        bins[-1] += part
         used += cost
     lengths = [sum(len(samples[j].tokens) for j in part) for part in bins]
     order = sorted(range(len(bins)), key=lambda b: -lengths[b]) if ranks > 1 else list(range(len(bins)))

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jurat.platform.recipe import (
+    OFFLINE,
     AdvantageName,
     AggregationName,
     Allocation,
+    Critic,
     Dapo,
     LossName,
     Overlong,
@@ -39,6 +41,8 @@ class Preset:
     shaping: Shaping = PLAIN
     overlong_share: float | None = None
     """Soft overlong punishment over this last share of ``sampling.max_new_tokens``."""
+    critic: Critic | None = None
+    """Where the advantage is left at ``gae``."""
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -54,6 +58,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         # arXiv 2310.10505: one sample against one greedy one
         "remax": Preset("remax", "plain", "prompt-mean", allocation=Uniform(samples_per_prompt=1)),
+        # arXiv 1707.06347 with GAE (arXiv 1506.02438) and a critic apart. Groups are not compared, so that one sample per
+        # prompt does; 4 updates per batch, as in verl's examples (mini-batches of a quarter)
+        "ppo": Preset("gae", "clipped", "token-mean", 0.2, 0.2, updates_per_step=4, critic=Critic()),
         # arXiv 2402.14740
         "rloo": Preset("rloo", "clipped", "prompt-mean", 0.2, 0.2),
         # arXiv 2501.03262
@@ -79,7 +86,8 @@ def filled(recipe: Recipe) -> Recipe:
     stages = []
     for stage, (_, whole) in zip(recipe.stages, recipe.staged(), strict=True):
         full = _filled(whole)
-        given = {key: getattr(full, key) for key in ("algorithm", "allocation", "updates_per_step")}
+        keys = ("algorithm", "allocation", "updates_per_step") if full.algorithm.name not in OFFLINE else ("algorithm",)
+        given = {key: getattr(full, key) for key in keys}
         stages.append(stage.model_copy(update=given))
     return recipe.model_copy(update={"stages": tuple(stages)})
 
@@ -93,6 +101,8 @@ def _filled(recipe: Recipe) -> Recipe:
     found = {name: getattr(preset, name) for name in names if getattr(part, name) is None}
     if part.shaping is None:
         found["shaping"] = _shaping(preset, recipe)
+    if preset.critic is not None and part.critic is None and part.advantage in (None, preset.advantage):
+        found["critic"] = preset.critic
     out: dict[str, object] = {"algorithm": part.model_copy(update=found)}
     if preset.allocation is not None and "allocation" not in recipe.model_fields_set:
         out["allocation"] = preset.allocation

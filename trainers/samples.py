@@ -1,31 +1,38 @@
 """From judged groups to samples: whole-batch mathematics. An algorithm is data: rules, objectives, an aggregation.
 
-Order: reward as judged -> shaping -> KL in the reward -> baseline and normalisation -> credit of steps -> mask.
+Order: reward as judged -> online normalisation (``controllers.py``) -> shaping -> KL in the reward -> baseline and
+normalisation -> credit of steps -> mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
+import torch
 
 from jurat.platform.ports import Objective, Scorer
 from jurat.platform.recipe import Credit as CreditPart
+from jurat.platform.recipe import Critic
 from jurat.platform.types import FloatArray, Group, IntArray, Rollout, Sample, Scored
 from jurat.trainers.advantages import (
     ADVANTAGES,
     GroupRule,
     Rewards,
+    gae,
     opo,
     reinforce_pp,
     reinforce_pp_baseline,
     remax,
+    whiten,
 )
 from jurat.trainers.aggregation import Aggregation, token_mean
 from jurat.trainers.allocation.posterior import Correctness
 from jurat.trainers.credit import CREDITS, Solution, gated
+from jurat.trainers.losses.policy import PolicyLoss
+from jurat.trainers.losses.preference import reference_point
 from jurat.trainers.packing import pack
 from jurat.trainers.shaping import Shaping, token_rewards
 
@@ -47,6 +54,14 @@ class Optimised:
     """n times [N]: what the KL takes off the reward of each token; zeros without one."""
     baseline: float | None
     """Shaped reward of a greedy sample, or what the past leads to expect; None where none was brought."""
+    values: tuple[Rewards, ...] = ()
+    """n times [N]: the critic's, of the state before each token; none without a critic."""
+
+    @property
+    def by_token(self) -> list[Rewards]:
+        """n times [N]: the outcome at the last token, less the KL of each"""
+        parts = zip(self.rewards, self.lengths, self.penalties, strict=True)
+        return [token_rewards(float(reward), int(length)) - penalty for reward, length, penalty in parts]
 
     @property
     def totals(self) -> Rewards:
@@ -84,13 +99,27 @@ def _remax(group: Optimised) -> Rewards:
 
 
 def _reinforce_pp(batch: Sequence[Optimised]) -> list[list[Rewards]]:
-    flat = [
-        token_rewards(float(reward), int(length)) - penalty
-        for group in batch
-        for reward, length, penalty in zip(group.rewards, group.lengths, group.penalties, strict=True)
-    ]
-    found = iter(reinforce_pp(flat))
+    found = iter(reinforce_pp([rewards for group in batch for rewards in group.by_token]))
     return [[next(found) for _ in group.scored] for group in batch]
+
+
+def _gae(batch: Sequence[Optimised], critic: Critic) -> tuple[list[list[Rewards]], list[list[Rewards]]]:
+    """(advantages, returns) [N] of each sample of each group: GAE on the critic's values.
+
+    Advantages are whitened over all tokens of the batch, mean and variance, as PPO implementations do (arXiv 2403.17031;
+    ``whiten`` is verl's ``masked_whiten``); the returns that the critic learns are those before it,
+    ``A + V``. A completion ends with its last token also where the length limit cut it: V is 0 after it, and nothing is
+    bootstrapped, since the reward it got is all that it will ever get.
+    """
+    found = [
+        [
+            gae(rewards, values, critic.gamma, critic.lam)
+            for rewards, values in zip(group.by_token, group.values, strict=True)
+        ]
+        for group in batch
+    ]
+    white = iter(whiten([advantages for group in found for advantages, _ in group]))
+    return [[next(white) for _ in group] for group in found], [[returns for _, returns in group] for group in found]
 
 
 def _reinforce_pp_baseline(batch: Sequence[Optimised]) -> list[list[Rewards]]:
@@ -141,11 +170,13 @@ class Algorithm:
 
     name: str
     estimator: str | None = None
-    """Of ``ESTIMATORS``; None: every token has weight 1 and no advantage (SFT)."""
+    """Of ``ESTIMATORS``, or ``gae`` by the critic; None: every token has weight 1 and no advantage (SFT)."""
     shaping: Shaping = UNSHAPED
     kl_in_reward: float = 0.0
     """Coefficient of ``log pi(sampler) - log pi_ref`` taken off each token's reward."""
     credit: CreditRule | None = None
+    critic: Critic | None = None
+    """How the critic is used, where there is one."""
     objectives: Mapping[str, Objective]
     """role -> loss; ``policy`` always."""
     aggregation: Aggregation
@@ -153,21 +184,52 @@ class Algorithm:
     """K of the aggregations with a constant length."""
     needs: Mapping[str, str]
     """column -> the scorer that makes it: ``{"ref_logprobs": "reference"}``."""
+    labels: bool = False
+    """Whether samples have the column of that name: the reward as judged, at every target."""
+    whole_atoms: bool = False
+    """Whether the loss compares the samples of an atom: they stay together, in order."""
+    point_needs: Mapping[str, str] = field(default_factory=dict)
+    """As ``needs``, of the mismatched baselines that KTO's reference point is made of; its column is ``values``. It is that
+    of the whole batch, by the policy before the first of its updates."""
+
+    def learns(self, role: str, step: int) -> bool:
+        """Whether ``role`` is updated in ``step``: the policy waits for its critic."""
+        return role != "policy" or self.critic is None or step >= self.critic.warmup_steps
 
     def samples(self, groups: Sequence[Group], scores: Scores) -> tuple[Sample, ...]:
         """Samples of all groups, in order; excluded ones (no reward) are left out of baseline, weights and samples."""
         batch = [self._optimised(group, scores) for group in groups]
-        if self.estimator is None:
+        returns: list[list[Rewards]] | None = None
+        if self.critic is not None:
+            advantages, returns = _gae(batch, self.critic)
+        elif self.estimator is None:
             advantages = [[np.zeros(length) for length in group.lengths] for group in batch]
         else:
             advantages = ESTIMATORS[self.estimator].estimate(batch)
         if self.credit is not None:
             advantages = [self.credit(group, found) for group, found in zip(batch, advantages, strict=True)]
+        point = self._reference_point(groups, scores) if self.point_needs else None
         return tuple(
-            self._sample(scored, advantage, atom, scores)
+            self._sample(scored, advantage, atom, scores, None if returns is None else returns[atom][place], point)
             for atom, (group, found) in enumerate(zip(batch, advantages, strict=True))
-            for scored, advantage in zip(group.scored, found, strict=True)
+            for place, (scored, advantage) in enumerate(zip(group.scored, found, strict=True))
         )
+
+    def with_kl(self, coef: float) -> Algorithm:
+        """The same with another coefficient of the KL, in the reward or in the loss, wherever it has one."""
+        loss = self.objectives["policy"]
+        if self.kl_in_reward:
+            return replace(self, kl_in_reward=coef)
+        if isinstance(loss, PolicyLoss) and loss.kl_coef:
+            return replace(self, objectives={**self.objectives, "policy": replace(loss, kl_coef=coef)})
+        return self
+
+    def reference_kl(self, samples: Sequence[Sample]) -> float | None:
+        """Mean over samples of ``sum_t log pi(sampler) - log pi_ref``, nats per completion; None where nothing tells."""
+        if not self.objectives["policy"].sampled or "ref_logprobs" not in self.needs or not samples:
+            return None
+        moved = [_reference_kl(sample) for sample in samples]
+        return float(np.mean(moved))
 
     def shaped_mean(self, groups: Sequence[Group]) -> float:
         """Mean of the shaped rewards over all samples that learn: what is optimised, but for the KL."""
@@ -183,6 +245,7 @@ class Algorithm:
             lengths=_lengths(scored),
             penalties=penalties,
             baseline=self._baseline(group),
+            values=tuple(_completion(scores["values"], each.rollout) for each in scored) if self.critic else (),
         )
 
     def _shaped(self, scored: Sequence[Scored]) -> Rewards:
@@ -195,26 +258,53 @@ class Algorithm:
         moved = rollout.sampler_logprobs - scores["ref_logprobs"][rollout.id]
         return self.kl_in_reward * moved[rollout.loss_mask].astype(np.float64)
 
+    def _reference_point(self, groups: Sequence[Group], scores: Scores) -> float:
+        crossed = [group.baseline.rollout.id for group in groups if group.baseline is not None]
+        sums = [
+            torch.tensor([float(scores[column][id].sum(dtype=np.float64)) for id in crossed], dtype=torch.float64)
+            for column in ("proximal_logprobs", "ref_logprobs")
+        ]
+        return reference_point(*sums)
+
     def _baseline(self, group: Group) -> float | None:
+        if self.estimator is None:
+            return None
         if group.baseline is not None:
             return float(self._shaped([group.baseline])[0])
         expected = group.allocation.evidence.get("baseline")
         return None if expected is None else self.shaping.scale * float(expected) + self.shaping.offset
 
-    def _sample(self, scored: Scored, advantage: Rewards, atom: int, scores: Scores) -> Sample:
+    def _sample(
+        self,
+        scored: Scored,
+        advantage: Rewards,
+        atom: int,
+        scores: Scores,
+        returns: Rewards | None,
+        point: float | None,
+    ) -> Sample:
         rollout = scored.rollout
-        advantages = np.zeros(len(rollout.tokens), dtype=np.float32)
-        advantages[rollout.loss_mask] = advantage
+        columns = {name: scores[name][rollout.id] for name in self.needs}
+        if self.labels:
+            columns["labels"] = rollout.loss_mask * np.float32(scored.judgement.reward.value)
+        if point is not None:
+            columns["values"] = rollout.loss_mask * np.float32(point)
         return Sample(
             tokens=rollout.tokens,
             loss_mask=rollout.loss_mask,
             sampler_logprobs=rollout.sampler_logprobs,
             weights=rollout.loss_mask.astype(np.float32),
-            advantages=advantages,
+            advantages=_column(advantage, rollout),
+            returns=None if returns is None else _column(returns, rollout),
             atom=atom,
             rollout_id=rollout.id,
-            **{name: scores[name][rollout.id] for name in self.needs},
+            **columns,
         )
+
+
+def _reference_kl(sample: Sample) -> float:
+    assert sample.ref_logprobs is not None
+    return float((sample.sampler_logprobs - sample.ref_logprobs)[sample.loss_mask].sum(dtype=np.float64))
 
 
 def _learning(group: Group) -> tuple[Scored, ...]:
@@ -224,6 +314,18 @@ def _learning(group: Group) -> tuple[Scored, ...]:
 
 def _lengths(scored: Sequence[Scored]) -> IntArray:
     return np.array([each.rollout.num_completion_tokens for each in scored], dtype=np.int64)
+
+
+def _completion(column: Mapping[str, FloatArray], rollout: Rollout) -> Rewards:
+    """[L] of a column -> [N] at the completion's tokens."""
+    return column[rollout.id][rollout.loss_mask].astype(np.float64)
+
+
+def _column(values: Rewards, rollout: Rollout) -> FloatArray:
+    """[N] -> [L], 0 off the mask."""
+    column = np.zeros(len(rollout.tokens), dtype=np.float32)
+    column[rollout.loss_mask] = values
+    return column
 
 
 def _for_scoring(rollout: Rollout, atom: int) -> Sample:
@@ -240,16 +342,27 @@ def _for_scoring(rollout: Rollout, atom: int) -> Sample:
 
 
 async def annotate(
-    groups: Sequence[Group], needs: Mapping[str, str], scorers: Mapping[str, Scorer], *, tokens: int
+    groups: Sequence[Group],
+    needs: Mapping[str, str],
+    scorers: Mapping[str, Scorer],
+    *,
+    tokens: int,
+    baselines: Mapping[str, str] = MappingProxyType({}),
 ) -> Scores:
-    """Log-probs of every trained rollout under the scorers that the algorithm needs."""
+    """Log-probs of every trained rollout under the scorers that the algorithm needs; of the groups' baselines under theirs."""
     samples = [_for_scoring(scored.rollout, atom) for atom, group in enumerate(groups) for scored in _learning(group)]
+    crossed = [_for_scoring(g.baseline.rollout, atom) for atom, g in enumerate(groups) if g.baseline is not None]
     scores: dict[str, dict[str, FloatArray]] = {}
-    for column, role in needs.items():
-        packed = pack(samples, None, token_mean, ranks=scorers[role].ranks, tokens=tokens)
+    for column, role, wanted in _wanted((needs, samples), (baselines, crossed)):
+        packed = pack(wanted, None, token_mean, ranks=scorers[role].ranks, tokens=tokens)
         arrays = await scorers[role].score(packed.rounds)
-        found = packed.unpack(arrays, samples)
-        scores[column] = {
-            sample.rollout_id: array for sample, array in zip(samples, found, strict=True) if array is not None
-        }
+        found = packed.unpack(arrays, wanted)
+        scores.setdefault(column, {}).update(
+            (sample.rollout_id, array) for sample, array in zip(wanted, found, strict=True) if array is not None
+        )
     return scores
+
+
+def _wanted(*parts: tuple[Mapping[str, str], Sequence[Sample]]) -> list[tuple[str, str, Sequence[Sample]]]:
+    """(column, role, samples to score) of (needs, samples)."""
+    return [(column, role, samples) for needs, samples in parts for column, role in needs.items()]

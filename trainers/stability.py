@@ -54,7 +54,9 @@ class AdaptiveKL:
     """Samples after which a fixed error has had its effect."""
 
     def update(self, kl: float, samples: int) -> None:
-        """``kl`` measured on the last ``samples`` samples."""
+        """``kl`` measured on the last ``samples`` samples. One that is no number says nothing and is left out."""
+        if math.isnan(kl):
+            return
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)
         self.coef *= max(1.0 + error * samples / self.horizon, 0.1)
 
@@ -112,6 +114,7 @@ class ResumeGuard:
     """
 
     steps: int = 10
+    """Optimiser steps."""
     quantile: float = 0.9
     factor: float = 1.0
     history: int = 256
@@ -124,7 +127,7 @@ class ResumeGuard:
         """Gradient norm before clipping of the step just taken; those of guarded or skipped steps are not kept."""
         if self.left:
             self.left -= 1
-        elif math.isfinite(norm):
+        elif 0 < norm < math.inf:
             self.norms.append(norm)
             while len(self.norms) > self.history:
                 self.norms.popleft()
@@ -170,11 +173,19 @@ class Moments:
         """With n - 1; 0 for fewer than two values."""
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
+    def standard(self, values: Rewards) -> Rewards:
+        """``(values - mean) / (std + 1e-6)`` [n]; a std of less than 1e-6, which is none but for rounding, counts as 1.
+
+        Rounded to float32: sums of equal rewards stay exact, and where all are alike every advantage is exactly 0.
+        """
+        found = (values - self.mean) / (self.std + EPS if self.std > EPS else 1.0)
+        return np.asarray(found, dtype=np.float32).astype(np.float64)
+
 
 @dataclass(slots=True)
 class RewardNormaliser:
-    """``(r - mean) / (std + 1e-6)`` with the moments of the group, the batch, the last ``window`` rewards (the whole batch at
-    least) or all so far.
+    """Rewards in units of their own spread (``Moments.standard``), with the moments of the group, the batch, the last
+    ``window`` rewards (the whole batch at least) or all so far.
 
     Moments are kept per key, the version digest of the verifier that made the rewards: another version starts anew.
     Window and running take the present batch in before they normalise it, so the first batch has moments too; within a
@@ -190,14 +201,18 @@ class RewardNormaliser:
         """Rewards [n_i] of the groups of one batch and the key of each -> the same shapes. Call once a batch, in order."""
         if self.over == "none":
             return list(groups)
+        return [found.standard(group) for found, group in zip(self.moments(groups, keys), groups, strict=True)]
+
+    def moments(self, groups: Sequence[Rewards], keys: Sequence[str]) -> list[Moments]:
+        """What each group of one batch is normalised with, the batch taken in. Call once a batch, in order."""
         if self.over == "group":
-            return [_standard(group, _moments(group)) for group in groups]
+            return [_moments(group) for group in groups]
         batch = {
             key: np.concatenate([g for g, k in zip(groups, keys, strict=True) if k == key])
             for key in dict.fromkeys(keys)
         }
         found = {key: self._observe(key, values) for key, values in batch.items()}
-        return [_standard(group, found[key]) for group, key in zip(groups, keys, strict=True)]
+        return [found[key] for key in keys]
 
     def _observe(self, key: str, values: Rewards) -> Moments:
         if self.over == "batch":
@@ -226,7 +241,3 @@ def _moments(values: Rewards) -> Moments:
     moments = Moments()
     moments.add(values)
     return moments
-
-
-def _standard(values: Rewards, moments: Moments) -> Rewards:
-    return (values - moments.mean) / (moments.std + EPS)

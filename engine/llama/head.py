@@ -87,6 +87,28 @@ class Head:
         return logprobs, entropy[block.row_of], p
 
 
+class ValueHead:
+    """``hidden @ weight.T`` [U, 1] in float32, for ``weight`` [1, H] float32: what a state is worth before its token is
+    chosen. It stands in a ``Head``'s place: values for log-probs, and no entropy."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def logprobs(self, hidden: Tensor, tokens: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        """([K] value of the row that predicts each target, [K] zeros); targets of one row have one value."""
+        values = (hidden.float() @ self.weight[0])[plan.source_of]
+        return values, torch.zeros_like(values)
+
+    def backward(self, hidden: Tensor, tokens: Tensor, plan: Plan, slopes: Slopes, into: Tensor | None) -> Tensor:
+        """Add d loss / d weight to ``into`` [1, H], if given, and return d loss / d hidden [U, H]."""
+        values, entropy = self.logprobs(hidden, tokens, plan)
+        slope = slopes(slice(0, len(values)), values, entropy)
+        total = slope.new_zeros(len(hidden)).index_add_(0, plan.source_of, slope)
+        if into is not None:
+            into.addmm_(total[None], hidden.float())
+        return total[:, None] * self.weight
+
+
 @dataclass(frozen=True, slots=True)
 class _Block:
     logits: Tensor

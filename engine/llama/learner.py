@@ -16,7 +16,7 @@ from torch.nn.functional import linear, silu
 
 from jurat.engine.learner import Tally
 from jurat.engine.llama.attention import Attention
-from jurat.engine.llama.head import Head, accumulate
+from jurat.engine.llama.head import Head, ValueHead, accumulate
 from jurat.engine.llama.plan import Plan, make_plan
 from jurat.engine.llama.weights import FlatWeights, Views
 from jurat.platform.ports import Objective
@@ -25,14 +25,16 @@ from jurat.platform.types import Microbatch
 
 class LlamaNetwork:
     """``weights`` as a network that learns. ``temperature`` is the sampler's; ``checkpointing`` keeps only each layer's
-    input and runs the layer again in the backward pass."""
+    input and runs the layer again in the backward pass. Weights of a value model make a critic."""
 
     def __init__(self, weights: FlatWeights, *, temperature: float = 1.0, checkpointing: bool = False) -> None:
         self.weights, self.temperature, self.checkpointing = weights, temperature, checkpointing
         self.master, self.num_matrix = weights.master, weights.num_matrix
         self.eps = weights.shape.rms_eps
         self._working, self._master = weights.model(weights.working), weights.model(weights.master)
-        self._head = Head(self._working.head, temperature)
+        self._head: Head | ValueHead = (
+            ValueHead(self._master.head) if weights.shape.values else Head(self._working.head, temperature)
+        )
 
     @cached_property
     def grad(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 Layout (one offset table for master, gradient, moments and working copy alike)::
 
-    embed [V, H] | head [V, H] unless tied | per layer: q k v o gate up down | norms: per layer 2 x [H], final [H]
+    embed [V, H] | head [V, H] unless tied, [1, H] of a value model | per layer: q k v o gate up down | norms: per layer 2 x [H], final [H]
 
 q, k, v of a layer are adjacent, and so are gate and up: each makes one matrix by a view. Norms come last: weight decay
 covers exactly the first ``num_matrix`` numbers.
@@ -50,6 +50,8 @@ class Shape:
     """The head is the embedding."""
     max_length: int
     """Positions the model was made for."""
+    values: bool = False
+    """The head has one output, ``score.weight`` [1, H] as transformers name it: a value model."""
 
     @property
     def qkv(self) -> int:
@@ -82,7 +84,7 @@ class Views:
     embed: Tensor
     """[V, H]"""
     head: Tensor
-    """[V, H]; the same memory as embed when tied."""
+    """[V, H]; the same memory as embed when tied. [1, H] of a value model."""
     norm: Tensor
     """[H]"""
     layers: tuple[Layer, ...]
@@ -144,7 +146,9 @@ def _table(shape: Shape) -> tuple[dict[str, tuple[int, tuple[int, ...]]], int, i
     heads, kv, hidden = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.hidden
     matrices: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (shape.vocab, hidden))]
     norms: list[tuple[str, tuple[int, ...]]] = []
-    if not shape.tied:
+    if shape.values:
+        matrices.append(("score.weight", (1, hidden)))
+    elif not shape.tied:
         matrices.append(("lm_head.weight", (shape.vocab, hidden)))
     for index in range(shape.layers):
         at = f"model.layers.{index}."
@@ -270,7 +274,7 @@ class FlatWeights:
                 )
             )
         embed = named["model.embed_tokens.weight"]
-        head = embed if shape.tied else named["lm_head.weight"]
+        head = named["score.weight"] if shape.values else embed if shape.tied else named["lm_head.weight"]
         return Views(embed=embed, head=head, norm=named["model.norm.weight"], layers=tuple(layers))
 
     def refresh_working(self) -> None:

@@ -17,7 +17,8 @@ from jurat.platform.types import Completion, Finish, FloatArray, Judgement, Prob
 
 
 class RemoteLearner:
-    """A ``Learner``. Its state lies in its process alone, so that its death ends the run, which a resume goes on with."""
+    """A ``Learner``, of the policy or a critic. Its state lies in its process alone, so that its death ends the run, which
+    a resume goes on with."""
 
     ranks = 1
 
@@ -36,7 +37,7 @@ class RemoteLearner:
         await self._call("save", folder.resolve())
         if not (folder / "learner.json").is_file():
             raise RunFailed(
-                "the learner wrote its checkpoint on another machine's disk", where=str(folder),
+                f"the {self.host.role} wrote its checkpoint on another machine's disk", where=str(folder),
                 fix="give --home (JURAT_HOME) a folder that every machine of the cluster shares",
             )  # fmt: skip
 
@@ -58,8 +59,8 @@ class RemoteLearner:
 
     def _lost(self) -> RunFailed:
         return RunFailed(
-            f"the learner's process {self.host.why}, and with it the steps since the last checkpoint",
-            where=f"engine.placement.learner, process {self.host.pid}",
+            f"the {self.host.role}'s process {self.host.why}, and with it the steps since the last checkpoint",
+            where=f"engine.placement.{self.host.role}, process {self.host.pid}",
             fix="jurat train --resume RUN goes on from the last checkpoint",
         )
 

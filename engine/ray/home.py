@@ -26,7 +26,7 @@ from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 from jurat.platform.types import VerifierSpec
 
 T = TypeVar("T")
-ROLES = ("sampler", "learner", "reference", "judge")
+ROLES = ("sampler", "learner", "critic", "reference", "judge")
 SHUT_SECONDS = 5.0
 """For actors to end their own children; then they are killed."""
 
@@ -41,6 +41,8 @@ class RayEngine:
     link: RemoteSampler
     reference: Callable[[], RemoteScorer]
     """Makes a scorer with a copy of the weights as they are now."""
+    critic: Callable[[Optim, int], RemoteLearner]
+    """(settings, optimiser steps) -> a value model that begins with the policy's weights as they are now."""
     info: Mapping[str, Any]
     hosts: list[Host]
 
@@ -86,11 +88,12 @@ class RayHome:
             if sampler.published is not None:
                 await host.ask("publish", *sampler.published)
 
-        def reference() -> RemoteScorer:
+        def copied(role: str) -> Host:
+            """A learner's actor with the policy's weights as they are now, also when it is made again."""
             weights: Any = None
 
             async def begin(host: Host) -> None:
-                await host.ask("start", make("reference"))
+                await host.ask("start", make(role))
                 await host.ask("adopt", weights)
 
             async def start() -> None:
@@ -98,9 +101,18 @@ class RayHome:
                 weights = await learner.weights("float32")
                 await host.start()
 
-            host = made("reference", begin)
+            host = made(role, begin)
             _wait(start())
-            return RemoteScorer(host)
+            return host
+
+        def critic(optim: Optim, total_steps: int) -> RemoteLearner:
+            async def become() -> int:
+                await host.call("critic", optim, total_steps)
+                size: int = await host.call("checkpoint_bytes")
+                return size
+
+            host = copied("critic")
+            return RemoteLearner(host, checkpoint_bytes=_wait(become()))
 
         info: dict[str, Any] = {}
         sampled: dict[str, Any] = {}
@@ -115,7 +127,8 @@ class RayHome:
         learner.checkpoint_bytes = info.pop("checkpoint_bytes")
         threads = {role: self.cluster.threads(role) for role in ("sampler", "learner")}
         return RayEngine(
-            tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler, reference=reference, hosts=hosts,
+            tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
+            reference=lambda: RemoteScorer(copied("reference")), critic=critic, hosts=hosts,
             info={**info, "kernels": sampled.get("kernels"), "home": "ray", "threads": threads},
         )  # fmt: skip
 

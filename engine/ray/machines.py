@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from jurat.engine import compute
+from jurat.engine.learner import LocalLearner
 from jurat.engine.local import LocalEngine
 from jurat.engine.ray.actor import Actor
 from jurat.engine.ray.wire import Array, WireRounds, fill, from_wire, pack_weights, size_of
 from jurat.platform.ports import Objective
+from jurat.platform.recipe import Optim
 from jurat.platform.types import Completion, FloatArray, Request, UpdateReport
 
 Make = Callable[[], LocalEngine]
@@ -54,17 +56,26 @@ class SamplerActor(Actor):
 
 
 class LearnerActor(Actor):
-    """A ``Learner``, or with ``adopt`` a reference: one that only scores."""
+    """A ``Learner``. With the weights of another (``adopt``) it is a reference, which only scores, or becomes a critic."""
 
     machine: LocalEngine
+    learner: LocalLearner
 
     async def start(self, make: Make) -> Mapping[str, Any]:
         with self.uncounted():
             self.machine = await asyncio.to_thread(make)
-        network = self.machine.learner.network
-        for name in ("backward", "logprobs"):
-            setattr(network, name, partial(self._counted, getattr(network, name)))
+        self._hold(self.machine.learner)
         return self.machine.info
+
+    async def critic(self, optim: Optim, total_steps: int) -> None:
+        """Become a value model that begins with the weights adopted."""
+        with self.uncounted():
+            self._hold(await asyncio.to_thread(self.machine.critic, optim, total_steps))
+
+    def _hold(self, learner: LocalLearner) -> None:
+        self.learner = learner
+        for name in ("backward", "logprobs"):
+            setattr(learner.network, name, partial(self._counted, getattr(learner.network, name)))
 
     def _counted(self, method: Callable[..., Any], *args: Any) -> Any:
         """A microbatch done is progress."""
@@ -73,31 +84,31 @@ class LearnerActor(Actor):
         return found
 
     async def checkpoint_bytes(self) -> int:
-        return self.machine.learner.checkpoint_bytes
+        return self.learner.checkpoint_bytes
 
     async def score(self, rounds: WireRounds) -> Sequence[Sequence[FloatArray]]:
-        return await self.machine.learner.score(from_wire(rounds))
+        return await self.learner.score(from_wire(rounds))
 
     async def update(self, rounds: WireRounds, objective: Objective, clip_norm: float | None) -> UpdateReport:
-        return await self.machine.learner.update(from_wire(rounds), objective, clip_norm=clip_norm)
+        return await self.learner.update(from_wire(rounds), objective, clip_norm=clip_norm)
 
     async def save(self, folder: Path) -> None:
         with self.uncounted():
-            await self.machine.learner.save(folder)
+            await self.learner.save(folder)
 
     async def load(self, folder: Path, weights_only: bool) -> None:
         with self.uncounted():
-            await self.machine.learner.load(folder, weights_only=weights_only)
+            await self.learner.load(folder, weights_only=weights_only)
 
     async def weights(self, dtype: str) -> tuple[dict[str, Array], int]:
         """(the model as it is now, adapters merged; its bytes)."""
-        views = self.machine.learner.network.views()
+        views = self.learner.network.views()
         with self.uncounted():
             packed = await compute.run(pack_weights, views, getattr(torch, dtype))
         return packed, size_of(packed)
 
     async def adopt(self, packed: Mapping[str, Array]) -> None:
-        network = self.machine.learner.network
+        network = self.learner.network
 
         def load() -> None:
             fill(network.views(), packed)

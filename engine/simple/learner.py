@@ -113,17 +113,45 @@ class SimpleNetwork:
         device = self.master.device
         tokens = torch.arange(1, 8, device=device) % self.model.config.get_text_config().vocab_size
         offsets = torch.tensor([0, 3, 7], device=device)
-        whole = self.model(input_ids=tokens[None, 3:], use_cache=False).logits[0]
-        self._outputs = type(self.model.base_model(input_ids=tokens[None], use_cache=False))
         self.packs = False
         alone = self._hidden(tokens, offsets)
-        if not torch.allclose(self._head(alone[3:]), whole, rtol=1e-3, atol=1e-3):
-            raise ModelError(f"{type(self.model).__name__}: the head does not give its logits from last hidden states",
-                             fix="this architecture needs a network of its own in engine/")  # fmt: skip
+        self._check_head(tokens[3:], alone[3:])
         if "position_ids" not in inspect.signature(self.model.base_model.forward).parameters:
             return False
         self.packs = True
         return torch.allclose(self._hidden(tokens, offsets), alone, rtol=1e-3, atol=1e-3)
+
+    def _check_head(self, tokens: Tensor, hidden: Tensor) -> None:
+        whole = self.model(input_ids=tokens[None], use_cache=False).logits[0]
+        self._outputs = type(self.model.base_model(input_ids=tokens[None], use_cache=False))
+        if not torch.allclose(self._head(hidden), whole, rtol=1e-3, atol=1e-3):
+            raise ModelError(f"{type(self.model).__name__}: the head does not give its logits from last hidden states",
+                             fix="this architecture needs a network of its own in engine/")  # fmt: skip
+
+
+class SimpleValueNetwork(SimpleNetwork):
+    """A transformers language model with a zero head of one output, ``score.weight`` [1, d], in place of its own.
+
+    Values stand in the place of log-probs: of each target's state before the token is chosen; entropy is 0.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, *, dtype: torch.dtype = torch.bfloat16, checkpointing: bool = False
+    ) -> None:
+        width = model.get_output_embeddings().weight.shape[1]
+        model.set_output_embeddings(nn.Identity())
+        model.score = nn.Linear(width, 1, bias=False, device=model.device)
+        nn.init.zeros_(model.score.weight)
+        super().__init__(model, dtype=dtype, checkpointing=checkpointing)
+
+    def _logprobs(self, mb: Microbatch) -> tuple[Tensor, Tensor]:
+        with torch.autocast(mb.tokens.device.type, torch.bfloat16, enabled=self.dtype != torch.float32):
+            hidden = self._hidden(mb.tokens, mb.offsets)[source_index(mb.loss_mask)]
+        values = self.model.score(hidden.float()).squeeze(1)
+        return values.new_zeros(len(mb.tokens)).masked_scatter(mb.loss_mask, values), torch.zeros_like(values)
+
+    def _check_head(self, tokens: Tensor, hidden: Tensor) -> None:
+        """Nothing: the head is applied to last hidden states by definition."""
 
 
 @contextmanager

@@ -301,7 +301,7 @@ def checkpoint_row(ref: CheckpointRef, segment: int, at: int) -> dict[str, Any]:
 
 
 def evaluation_row(result: Evaluation, segment: int, at: int) -> dict[str, Any]:
-    accuracy = result.accuracy.value
+    accuracy = result.accuracy.value if result.accuracy else None
     return {
         "segment": segment,
         "name": result.name,

@@ -67,7 +67,7 @@ class Run:
             return {point.name: point.value for point in store.last_metrics(store.run(self.id))}
 
     def history(self, name: str, *, stage: str | None = None) -> list[tuple[str, int, float]]:
-        """(stage, step, value) of one metric, in order."""
+        """(stage, step, value) of one metric, in order. Steps count from 0: step s is the log's s + 1 and makes version s + 1."""
         with self._store() as store:
             points = store.metrics(store.run(self.id), names=[name], stage=stage)
         return [(point.stage, point.step, point.value) for point in points]
@@ -78,7 +78,7 @@ class Run:
             return [measured.result for measured in store.evaluations(store.run(self.id))]
 
     def rollouts(self, *, worst: int | None = None, step: int | None = None, limit: int | None = 50) -> list[Record]:
-        """What the model wrote and how each answer was judged; the ``worst`` N first where asked for."""
+        """What the model wrote and how each answer was judged; the ``worst`` N first where asked for. Steps from 0."""
         from jurat.platform.runs import rollouts
 
         with self._store() as store:
@@ -131,7 +131,8 @@ def train(
         )
     base, given = Path.cwd(), None
     if isinstance(recipe, Recipe):
-        given = validate(override(recipe.model_dump(mode="json"), overrides or {}), where="jurat.train")
+        value = override(recipe.model_dump(mode="json"), overrides or {})
+        given = validate(value, where="jurat.train", given=overrides or {})
     elif recipe is not None:
         given, base = recipes.load(str(recipe), overrides or {})
     elif overrides:

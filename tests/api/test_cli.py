@@ -52,6 +52,11 @@ def test_module_and_script_are_one(tmp_path: Path) -> None:
     assert package.__version__ in done.stdout and "\x1b" not in done.stdout
 
 
+def test_version_alone(jurat: Any) -> None:
+    done = jurat("--version")
+    assert (done.code, done.out) == (0, f"jurat {package.__version__}\n")
+
+
 # ---- wrong usage -------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +192,24 @@ def test_wrong_set(jurat: Any, given: str, said: str) -> None:
     assert done.code == 2 and said in done.err
 
 
+def test_what_set_got_wrong_is_no_fault_of_the_file(jurat: Any) -> None:
+    done = jurat("train", "quickstart", "--set", "algorithm.loss=cliped")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        "jurat: algorithm.loss: 'cliped' is none of clipped, gspo, cispo, plain. Did you mean 'clipped'?",
+        "  where: --set algorithm.loss=cliped",
+        "  fix:   write algorithm.loss: clipped",
+    ]
+
+
+def test_keys_of_a_source_are_told_alike(jurat: Any) -> None:
+    done = jurat("eval", "smollm2", "generated", "--set", "fraction=[0.5]")
+    assert (done.code, "fraction: got [0.5], expected a longer list" in done.err) == (2, True)
+    assert "where: --set fraction=[0.5]" in done.err
+    done = jurat("datasets", "show", "generated", "--bad-rows", "skp")
+    assert (done.code, "bad_rows: 'skp' is none of refuse, skip. Did you mean 'skip'?" in done.err) == (2, True)
+
+
 def test_missing_recipe_file(jurat: Any, tmp_path: Path) -> None:
     recipe(tmp_path)
     done = jurat("train", tmp_path / "recipes.yaml")
@@ -198,6 +221,33 @@ def test_missing_data_file(jurat: Any, tmp_path: Path) -> None:
     done = jurat("train", recipe(tmp_path, train="{source: ./none.jsonl}"))
     assert done.code == 2
     assert "no such data file" in done.err and "none.jsonl" in done.err
+
+
+@pytest.mark.parametrize("name", ["nosuch.csv", "nosuch.json"])
+def test_a_file_of_another_kind_is_not_looked_for_on_the_hub(jurat: Any, tmp_path: Path, name: str) -> None:
+    done = jurat("datasets", "show", name)
+    assert done.code == 2
+    assert f"no such data file or folder, and {Path(name).suffix} files are not read" in done.err
+    assert f"where: {name}" in done.err and "give a .jsonl or .parquet file" in done.err
+    (tmp_path / name).write_text("question,answer\n")
+    there = jurat("datasets", "show", tmp_path / name)
+    assert there.code == 2 and "convert it to .jsonl" in there.err and "no such" not in there.err
+
+
+@pytest.mark.parametrize("given", [(), ("--answer", "1", "--completion", "1")])
+def test_verify_takes_one_text(jurat: Any, given: tuple[str, ...]) -> None:
+    done = jurat("verify", "math", "--gold", "1", *given)
+    assert done.code == 2
+    assert "or --completion" in done.err and "where: jurat verify math" in done.err and "answer=" not in done.err
+
+
+def test_a_failed_gate_is_one_json_document(jurat: Any, tmp_path: Path) -> None:
+    (tmp_path / "cases.jsonl").write_text('{"id": "a", "gold": "1", "pred": "2", "expected": true, "form": "answer"}\n')
+    done = jurat("audit", "math", tmp_path / "cases.jsonl", "--min-accuracy", 1, "--json")
+    assert done.code == 3
+    assert done.json["gate"]["exit_code"] == 3 and "--min-accuracy" in done.err
+    passed = jurat("audit", "math", tmp_path / "cases.jsonl", "--json")
+    assert (passed.code, passed.json["gate"]) == (0, None)
 
 
 def test_empty_data_set(jurat: Any, tmp_path: Path) -> None:

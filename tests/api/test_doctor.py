@@ -29,7 +29,7 @@ def test_a_failed_check_is_told_with_its_fix(jurat: Any, monkeypatch: pytest.Mon
         return [doctor.attempt(name, check) for name, check in checks]
 
     def absent() -> str:
-        raise doctor.Absent("for several machines", "pip install 'jurat[ray]'")
+        raise doctor.Absent("for several machines", "pip install -e '.[ray]'")
 
     monkeypatch.setattr(doctor, "examine", quick)
     monkeypatch.setattr(doctor, "NEEDED_BYTES", 2**70)

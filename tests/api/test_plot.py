@@ -69,4 +69,4 @@ def test_what_cannot_be_drawn(jurat: Any, trained: Any, tmp_path: Path, monkeypa
     assert unknown.code == 2 and "Did you mean 'small-1'?" in unknown.err
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     absent = jurat("plot", trained.run, "-o", tmp_path / "c.png", "--home", trained.home)
-    assert absent.code == 2 and "pip install 'jurat[plot]'" in absent.err
+    assert absent.code == 2 and "make setup, or pip install -e '.[plot]' in the checkout" in absent.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,13 @@ def test_step_line() -> None:
     )
 
 
+@pytest.mark.parametrize(("first", "said"), [(0, "steps 1 to 60"), (7, "steps 8 to 60"), (60, "all 60 steps done")])
+def test_the_first_line_counts_as_the_others_do(first: int, said: str) -> None:
+    screen = LineScreen(out := io.StringIO())
+    screen.start(run_id="r", stage="", recipe=RECIPE, first_step=first, last_step=60)
+    assert out.getvalue() == f"run r: demo: grpo on smollm2, {said}\n"
+
+
 def test_step_line_names_undecided_verifiers_and_teaching() -> None:
     unsure = step_line(history(report(0, reward__undecided=0.1, verifier__problem__undecided=0.1)))
     assert "problem 0.610 (undecided 10 %)" in unsure
@@ -117,6 +125,17 @@ def test_panel_fits_and_says_everything(width: int) -> None:
             "sample 1.9 s", "accuracy 0.100 → 0.440 [0.390, 0.490] at step 12",
         ):  # fmt: skip
             assert expected in text, text
+
+
+def test_panel_of_losses() -> None:
+    none = dict.fromkeys(("accuracy", "answer_rate", "accuracy_given_answer", "mean_tokens", "truncated", "greedy"))
+    told = history(report(0))
+    told.evaluations += [
+        replace(evaluation(step, 0.1), **none, samples=0, pass_at={}, losses={"dpo": value})  # type: ignore[arg-type]
+        for step, value in ((0, 0.693), (12, 0.5))
+    ]
+    text = "\n".join(line.plain for line in panel(told, 120, running=1.0, elapsed=93.0))
+    assert "dpo loss 0.693 → 0.500 at step 12" in text and "accuracy" not in text
 
 
 def test_panel_before_the_first_step() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from jurat.api.summary import change, evaluation_line, evaluation_table, finals, summary
 from jurat.platform.types import Estimate, Evaluation
@@ -21,7 +22,7 @@ def evaluation(
         name=name, stage=stage, step=step, problems=300, samples=8, accuracy=estimate(accuracy),
         pass_at={1: estimate(accuracy), 4: estimate(0.5), 8: estimate(0.75)}, answer_rate=estimate(0.9),
         accuracy_given_answer=estimate(accuracy / 0.9), mean_tokens=9.2 - step / 10, truncated=0.05, undecided=0.0,
-        greedy=estimate(accuracy + 0.1) if greedy else None, seconds=3.0,
+        greedy=estimate(accuracy + 0.1) if greedy else None, seconds=3.0, final=greedy,
     )  # fmt: skip
 
 
@@ -41,6 +42,41 @@ def test_before_and_after() -> None:
 def test_stages_are_columns() -> None:
     rows = [evaluation(0, 0.1, stage="sft"), evaluation(100, 0.3, stage="sft"), evaluation(50, 0.8, stage="grpo")]
     assert evaluation_table(rows)[0].split()[-6:] == ["before", "after", "sft", "after", "grpo", "change"]
+
+
+def loss(step: int, stage: str, value: float, **more: Any) -> Evaluation:
+    """Of a stage whose rows have no answers."""
+    return Evaluation(
+        name="held_out", stage=stage, step=step, problems=40, samples=0, accuracy=None, pass_at={}, answer_rate=None,
+        accuracy_given_answer=None, mean_tokens=None, truncated=None, undecided=None, greedy=None, seconds=0.5, final=True,
+        losses={stage: value}, **more,
+    )  # fmt: skip
+
+
+def test_a_loss_is_told_and_no_accuracy_made_up() -> None:
+    assert evaluation_table([loss(0, "dpo", 0.693), loss(9, "dpo", 0.5)]) == [
+        "held_out: 40 problems  before  after  change",
+        "dpo loss               0.693   0.500  -0.193",
+    ]
+    assert evaluation_line(loss(9, "dpo", 0.5)) == "held_out at dpo step 9 (40 problems): dpo loss 0.500 (0.5 s)"
+
+
+def test_losses_and_accuracies_of_stages_stand_in_one_table() -> None:
+    rows = [
+        replace(evaluation(0, 0.1, stage="sft"), losses={"sft": 2.0}),
+        replace(evaluation(100, 0.3, stage="sft"), losses={"sft": 1.5}),
+        loss(0, "kto", 0.5),
+        loss(20, "kto", 0.25),
+    ]
+    table = evaluation_table(rows)
+    heads = table[0].removeprefix("held_out: 300 problems x 8 samples").split("  ")
+    assert [head.strip() for head in heads if head] == ["before", "after sft", "before kto", "after kto", "change"]
+    assert table[1].split()[-3:] == ["-", "-", "+0.200"]
+    assert [line.split() for line in table[-2:]] == [
+        ["sft", "loss", "2.000", "1.500", "-", "-", "-0.500"],
+        ["kto", "loss", "-", "-", "0.500", "0.250", "-0.250"],
+    ]
+    assert evaluation_line(rows[0]).endswith("cut 5.0 %, sft loss 2.000 (3.0 s)")
 
 
 def test_an_undecided_share_is_told() -> None:

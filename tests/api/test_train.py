@@ -38,7 +38,24 @@ def test_lines_without_a_terminal(trained: Any) -> None:
     assert "jurat rollouts small-1 --worst 10" in trained.err
     assert "jurat plot small-1" in trained.err
     assert trained.told["checkpoint"] in trained.err
-    assert "Warning" not in trained.err
+    assert "Warning" not in trained.err and "no checkpoint before" not in trained.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "version", "recipes ls", "recipes show tiny", "recipes show --schema", "models ls", "models fetch tiny-random",
+        "runs ls", "runs show latest", "runs verify latest", "rollouts latest --limit 2", "db upgrade", "datasets ls",
+        "datasets show generated", "datasets check generated --size 9", "verifiers ls", "verifiers show math",
+        "verifiers diff math number", "verify math --gold 1 --answer 1", "audit math --metamorphic --pairs 9",
+        "runs show nowhere", "datasets show nosuch.csv", "verify math --gold 1", "runs shwo",
+    ],
+)  # fmt: skip
+def test_json_is_one_document(jurat: Any, trained: Any, words: str) -> None:
+    """Of what succeeds and of what fails."""
+    done = jurat(*words.split(), "--json", "--home", trained.home)
+    assert done.json is not None
+    assert (done.code == 0) is not ("error" in done.json)
 
 
 def test_dry_run_trains_nothing(jurat: Any, small: Path, tmp_path: Path) -> None:
@@ -48,9 +65,32 @@ def test_dry_run_trains_nothing(jurat: Any, small: Path, tmp_path: Path) -> None
         ("sft", 6, 40), ("grpo", 8, 40),
     ]  # fmt: skip
     assert done.json["stages"][1]["samples_per_step"] == 16
+    assert done.json["stages"][1]["samples_per_step_at_most"] == 16
     assert not (tmp_path / "home" / "runs").exists()
     told = jurat("train", small, "--dry-run")
     assert "Nothing was trained" in told.out and "grpo, 8 steps" in told.out
+
+
+@pytest.mark.parametrize(
+    ("allocation", "most", "fixed"),
+    [
+        ("{name: neyman, samples_per_prompt: 4, max_samples: 6}", 24, False),
+        ("{name: neyman, samples_per_prompt: 4, cost: samples}", 16, True),
+        ("{name: dapo, samples_per_prompt: 4, oversample: 1.5, max_refills: 1}", 48, False),
+        ("{name: difficulty}", 20, False),
+        ("{name: until_mixed, max_samples: 8}", 32, False),
+    ],
+)
+def test_a_number_of_samples_that_is_decided_later_is_a_bound(
+    jurat: Any, small: Path, allocation: str, most: int, fixed: bool
+) -> None:
+    given = ("--set", f"stages.1.allocation={allocation}", "--set", "stages.1.algorithm.name=rloo", "--dry-run")
+    stage = jurat("train", small, *given, "--json").json["stages"][1]
+    assert (stage["samples_per_step"], stage["samples_per_step_at_most"]) == (most if fixed else None, most)
+    assert stage["max_new_tokens_per_step"] == 6 * most
+    told = jurat("train", small, *given).out
+    assert (f"step    {most} samples, at most" in told) is fixed
+    assert (f"step    at most {most} samples, {6 * most} new tokens" in told) is not fixed
 
 
 def test_interrupt_then_second_process_then_resume(jurat: Any, launch: Any, small: Path, tmp_path: Path) -> None:
@@ -58,7 +98,7 @@ def test_interrupt_then_second_process_then_resume(jurat: Any, launch: Any, smal
     text = (
         small.read_text()
         .replace("steps: 8", "steps: 60")
-        .replace("checkpoint: {every: 4}", "checkpoint: {every: 1000}")
+        .replace("checkpoint: {every: 4}", "checkpoint: {every: null}")
     )
     small.write_text(text)
     home = tmp_path / "home"
@@ -78,6 +118,9 @@ def test_interrupt_then_second_process_then_resume(jurat: Any, launch: Any, smal
     assert 2 <= told["step"] < 60
     assert Path(told["checkpoint"]).is_dir()
     assert "jurat train --resume held" in seen
+    assert re.findall(r"no checkpoint before step \d+", seen) == ["no checkpoint before step 60"], (
+        "not of a short stage"
+    )
 
     assert refused is not None, seen
     assert refused.code == 75

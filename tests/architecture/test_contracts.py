@@ -101,6 +101,7 @@ def test_the_heart_is_whole(root: Path) -> None:
         "presets",
         "stability",
         "buffer",
+        "controllers",
         "losses",
         "algorithms",
         "aggregation",

@@ -275,7 +275,7 @@ def test_a_hub_id_without_the_library_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match="needs the library 'datasets'") as caught:
         load("owner/name")
-    assert "jurat[hub]" in caught.value.fix
+    assert ".[hub]" in caught.value.fix
 
 
 class HubLibrary(ModuleType):

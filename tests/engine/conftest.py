@@ -19,6 +19,7 @@ class Surrogate:
 
     kl: float = 0.0
     token_local: bool = True
+    sampled: bool = True
 
     @property
     def skips_zero_advantage(self) -> bool:
@@ -36,6 +37,7 @@ class SequenceRatio:
 
     skips_zero_advantage: bool = True
     token_local: bool = False
+    sampled: bool = True
 
     def __call__(self, current: Tensor, mb: Microbatch) -> tuple[Tensor, Mapping[str, Tensor]]:
         loss = current.new_zeros(())

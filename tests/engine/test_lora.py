@@ -214,7 +214,7 @@ def test_a_layer_that_peft_refuses(tmp_path):
 def test_without_peft(make, tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else find(name))
-    with pytest.raises(ConfigError, match=r"pip install 'jurat\[lora\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '.\[lora\]'"):
         layout_of(make.llama(), tmp_path)
 
 

@@ -63,9 +63,9 @@ class Screen:
         self.notes.append(text)
 
 
-def train(home: Path, engine=None, after=None, resume=None):
+def train(home: Path, engine=None, after=None, resume=None, **changes):
     """(rollouts in order, metrics of the steps of this process, screen)"""
-    changes = {f"engine.{key}": value for key, value in (engine or {}).items()}
+    changes |= {f"engine.{key}": value for key, value in (engine or {}).items()}
     recipe = None if resume else validate(override(RECIPE, changes), where="test")
     screen = Screen(after)
     outcome = launch.train(recipe, home=home, base=home, reporter=screen, resume=resume, run_id=None if resume else "r")
@@ -150,6 +150,17 @@ def test_learner_killed_ends_the_run_and_a_resume_goes_on(cluster, alone, tmp_pa
     assert screen.first == 1  # of the checkpoint after step 0; that of step 1 was never written
     assert rows == alone[0]
     assert steps == alone[1][1:]
+
+
+@pytest.mark.soak
+def test_ppo_has_the_same_numbers(cluster, tmp_path):
+    """The critic is an actor of its own, also after a resume."""
+    ppo = {"algorithm": {"name": "ppo", "critic": {"lr": 1e-3}}, "steps": 2}
+    alone = train(tmp_path / "alone", **ppo)
+    rows, steps, _ = train(tmp_path / "ray", {"home": "ray"}, **ppo)
+    assert rows == alone[0]
+    assert steps == alone[1]
+    assert any(name.startswith("critic/") for name in steps[0])
 
 
 # ---- judges ------------------------------------------------------------------------------------------------------

@@ -281,6 +281,7 @@ def evaluation() -> Callable[..., Evaluation]:
             undecided=0.0,
             greedy=None if step % 2 else value,
             seconds=1.5,
+            final=step % 2 == 0,
         )
 
     return make

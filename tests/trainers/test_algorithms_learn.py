@@ -16,6 +16,12 @@ BASE = {
     "allocation": {"samples_per_prompt": 8},
 }
 
+OWN = {
+    "dapo": {"allocation": {"name": "dapo"}, "updates_per_step": 2},
+    # as many samples of more prompts: a critic learns from prompts, and compares no groups
+    "ppo": {"prompts_per_step": 32, "allocation": {"samples_per_prompt": 2}, "updates_per_step": 2},
+}
+
 
 class Quiet:
     def start(self, **said): ...
@@ -49,12 +55,13 @@ def start(tmp_path_factory):
         ({"name": "rloo"}, 400),
         ({"name": "remax"}, 700),
         ({"name": "dapo"}, 400),
+        ({"name": "ppo", "critic": {"lr": 1e-3}}, 250),
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
 def test_it_lifts_held_out_accuracy(algorithm, steps, start, tmp_path):
-    own = {"allocation": {"name": "dapo"}, "updates_per_step": 2} if algorithm["name"] == "dapo" else {}
-    done = train(tmp_path, model=start, algorithm=algorithm, steps=steps, prompts_per_step=8, optim={"lr": 2e-4}, **own)
+    settings = {"prompts_per_step": 8, "optim": {"lr": 2e-4}, **OWN.get(algorithm["name"], {})}
+    done = train(tmp_path, model=start, algorithm=algorithm, steps=steps, **settings)
     before, after = (evaluation.accuracy for evaluation in done.evaluations)
     assert before.value < 0.2
     assert after.low > before.high, (before, after)

@@ -370,10 +370,10 @@ def test_until_mixed_goes_on_to_its_cap():
     ("allocation", "said"),
     [
         ({"name": "neyman", "samples_per_prompt": 40}, "min_samples <= samples_per_prompt <= max_samples"),
-        ({"name": "neyman", "min_samples": 1}, "allocation.min_samples.*greater than or equal to 2"),
+        ({"name": "neyman", "min_samples": 1}, "allocation.min_samples.*at least 2"),
         ({"name": "difficulty", "samples": [1, 2]}, "4 thresholds make 5 bands, but samples has 2"),
         ({"name": "difficulty", "thresholds": [0.2, 0.4, 0.6, 0.8]}, "thresholds must fall"),
-        ({"name": "dapo", "samples_per_prompt": 1}, "allocation.samples_per_prompt.*greater than or equal to 2"),
+        ({"name": "dapo", "samples_per_prompt": 1}, "allocation.samples_per_prompt.*at least 2"),
         ({"name": "neymann"}, "Did you mean 'neyman'"),
         ({"name": "dapo", "max_refill": 3}, "unknown key 'allocation.max_refill'. Did you mean 'max_refills'"),
     ],
@@ -408,6 +408,8 @@ def test_bias_is_said():
     assert len(told("neyman", {"name": "grpo"})) == 2
     assert "curriculum" in told("until_mixed", unbiased)[0]
     assert "curriculum" in told("dapo", {"name": "grpo"})[0]
+    assert told("uniform", {"name": "dapo"})[0].startswith("algorithm.name dapo without its dynamic sampling")
+    assert not any("without" in line for line in told("dapo", {"name": "dapo"}))
 
 
 # ---- unequal groups ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jurat.platform.randomness import generator
-from jurat.trainers.evaluate import bootstrap, pass_at_k, wilson
+from jurat.platform.types import Judgement, Problem, Reward, Rollout, Scored, Verdict, VerifierSpec
+from jurat.trainers.evaluate import bootstrap, pass_at_k, summarise, wilson
 
 
 @pytest.mark.parametrize("n", range(1, 7))
@@ -42,3 +43,20 @@ def test_ratio_of_sums_and_degenerate_cases():
     assert same.value == 1.0
     assert 0.9 < same.low < 1.0
     assert bootstrap(np.zeros(5), np.zeros(5)).high == 1.0
+
+
+def test_accuracy_is_the_mean_score_and_pass_at_k_counts_whole_ones():
+    problem = Problem(id="p", messages=(), reference="", verifier=VerifierSpec(name="v"))
+
+    def judged(score):
+        rollout = Rollout(
+            id="r", problem=problem, visit=0, index=0, tokens=np.zeros(2, dtype=np.int64),
+            loss_mask=np.array([False, True]), sampler_logprobs=np.zeros(2, dtype=np.float32), spans=(), text="x",
+            char_ends=np.array([1]), finish="stop",
+        )  # fmt: skip
+        verdicts = {"v": Verdict(status="partial", score=score)}
+        return Scored(rollout=rollout, judgement=Judgement(verdicts=verdicts, reward=Reward(value=score)))
+
+    found = summarise("held_out", "", 0, [[judged(0.5), judged(1.0)], [judged(0.5), judged(0.5)]], [judged(0.5)] * 2, 0)
+    assert (found.accuracy.value, found.greedy.value) == (0.625, 0.5)
+    assert (found.pass_at[1].value, found.pass_at[2].value) == (0.25, 0.5)

@@ -32,6 +32,8 @@ TINY = {
     "allocation": {"samples_per_prompt": 4},
 }
 
+TEACH = {key: value for key, value in TINY.items() if key != "allocation"} | {"algorithm": {"name": "sft"}}
+
 
 class Screen:
     """A Reporter that keeps what it hears."""
@@ -52,8 +54,8 @@ class Screen:
         self.notes.append(text)
 
 
-def run(home: Path, overrides=None, **changes):
-    recipe = validate(override({**TINY, **changes}, overrides or {}), where="test")
+def run(home: Path, overrides=None, base=TINY, **changes):
+    recipe = validate(override({**base, **changes}, overrides or {}), where="test")
     screen = Screen()
     return launch.train(recipe, home=home, base=home, reporter=screen), screen
 
@@ -128,7 +130,7 @@ def test_every_rollout_is_recorded_with_its_verifier(tmp_path):
 
 def test_a_non_finite_gradient_is_skipped_counted_and_ends_the_run(tmp_path):
     with pytest.raises(RunFailed, match=r"3 updates in a row had a non-finite loss or gradient"):
-        run(tmp_path, {"optim.lr": 1e30, "steps": 12}, algorithm={"name": "sft"})
+        run(tmp_path, {"optim.lr": 1e30, "steps": 12}, TEACH)
     assert Store.open(None, tmp_path).run("latest").state == "failed"
 
 
@@ -137,7 +139,7 @@ def test_too_many_broken_verdicts_end_the_run(tmp_path):
         "import jurat\n\n@jurat.verifier('broken', version='1')\ndef broken(problem, completion):\n    raise ValueError('no')\n"
     )
     with pytest.raises(
-        RunFailed, match=r"16 of 16 samples of step 0 got no score .*'error': 16.*First: broken: error, .*no"
+        RunFailed, match=r"16 of 16 samples of step 1 got no score .*'error': 16.*First: broken: error, .*no"
     ):
         run(tmp_path, verifiers=["rules.py"], reward={"members": [{"use": "broken"}]})
 
@@ -209,7 +211,7 @@ def test_shipped_recipes_are_valid(name):
 def test_gold_is_checked_before_supervised_training_too(tmp_path):
     source = jsonl(tmp_path / "a.jsonl", {"question": "2+2?", "answer": r"\frac{1"})
     with pytest.raises(DataError, match=r"1 of 1 gold answers do not pass their own verifier"):
-        run(tmp_path, data={"train": {"source": source}}, algorithm={"name": "sft"})
+        run(tmp_path, base=TEACH, data={"train": {"source": source}})
 
 
 def test_resume_names_damaged_checkpoints_and_does_not_begin_again(tmp_path):
@@ -236,15 +238,15 @@ def test_a_long_solution_is_left_out_or_refused_never_cut(tmp_path):
     rows.append({"question": "9+9=", "answer": "18", "why": "9 and 9 make 18" * 3})
     source = {"source": jsonl(tmp_path / "a.jsonl", *rows), "fields": {"solution": "why"}}
     sft = {"algorithm": {"name": "sft", "max_solution_tokens": 20}, "data": {"train": source}}
-    _, screen = run(tmp_path, **sft)
+    _, screen = run(tmp_path, base=TEACH, **sft)
     assert any("1 of 8 solutions of data.train are longer than 20 tokens" in note for note in screen.notes)
     with pytest.raises(DataError, match=r"1 of 8 solutions of data.train .*a.jsonl:8"):
-        run(tmp_path, **{**sft, "data": {"train": source, "long_prompts": "refuse"}})
+        run(tmp_path, base=TEACH, **{**sft, "data": {"train": source, "long_prompts": "refuse"}})
 
 
 def test_a_curriculum_without_sampling_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="supervised fine-tuning samples nothing"):
-        run(tmp_path, algorithm={"name": "sft"}, data={**TINY["data"], "curriculum": {}})
+        run(tmp_path, base=TEACH, data={**TINY["data"], "curriculum": {}})
 
 
 def test_a_dry_run_counts_long_prompts(tmp_path):

@@ -83,6 +83,7 @@ def advantages(made, groups, scores=None):
         ("cispo", "grpo", CISPO(low=math.inf, high=4.0), token_mean),
         ("raft", "best_of_n", Plain(), token_mean),
         ("reinforce_pp", "reinforce_pp", Clipped(low=0.2, high=0.2), token_mean),
+        ("ppo", "gae", Clipped(low=0.2, high=0.2), token_mean),
     ],
 )
 def test_a_name_stands_for_its_paper(name, estimator, loss, aggregation):
@@ -223,8 +224,18 @@ def test_credit_of_steps():
             r"corrections\[0\].low 3.0 is not below its high 2.0",
         ),
         (named("grpo", credit={"name": "shaped"}), r"algorithm.credit.name 'shaped'.*reward.members has role process"),
-        (named("grpo", clip_low=-0.1), r"clip_low.*greater than 0"),
-        (named("grpo", advantage="gae"), r"algorithm.*advantage.*gae"),
+        (named("grpo", clip_low=-0.1), r"clip_low.*more than 0"),
+        (named("grpo", advantage="gae"), r"algorithm.advantage 'gae' .* algorithm.critic is not given"),
+        (named("grpo", critic={}), r"algorithm.critic is read by advantage 'gae' .* algorithm.advantage is 'grpo'"),
+        (named("ppo", advantage="rloo", critic={}), r"algorithm.critic .* algorithm.advantage is 'rloo'"),
+        ({**named("ppo", critic={"warmup_steps": 5}), "steps": 5}, r"critic.warmup_steps 5 .* none of steps 5"),
+        (named("ppo", credit={"name": "sum"}), r"algorithm.credit.name 'sum' .* algorithm.advantage 'gae'"),
+        (
+            {**named("ppo"), "allocation": {"name": "difficulty", "single": "greedy"}},
+            r"allocation.single 'greedy' .* algorithm.advantage 'gae'",
+        ),
+        (named("ppo", loss="plain"), r"algorithm.name 'ppo' with algorithm.loss 'plain'.*updates_per_step"),
+        (named("ppo", critic={"lam": 1.5}), r"lam.*at most 1"),
     ],
 )
 def test_what_makes_no_sense_names_both_keys(given, said):

@@ -138,7 +138,7 @@ def test_metrics_by_hand():
 def test_too_many_undecided_stop_the_run_and_are_named():
     limits = Limits(max_undecided=0.25, max_skipped=3, max_new_tokens=16)
     limits.check(Batch(step=3, groups=(group("a", "correct", "correct", "correct", "timeout"),)), Notes())
-    with pytest.raises(RunFailed, match=r"2 of 4 samples of step 4.*'timeout': 1, 'error': 1.*First: problem: timeout"):
+    with pytest.raises(RunFailed, match=r"2 of 4 samples of step 5.*'timeout': 1, 'error': 1.*First: problem: timeout"):
         limits.check(Batch(step=4, groups=(group("a", "correct", "correct", "timeout", "error"),)), Notes())
 
 
@@ -147,7 +147,7 @@ def test_most_answers_cut_is_an_alarm_once():
     for step in range(2):
         limits.check(Batch(step=step, groups=(group("a", "correct", "incorrect", finish="length"),)), notes)
     assert len(notes) == 1
-    assert "2 of 2 answers of step 0 were cut at sampling.max_new_tokens = 16" in notes[0]
+    assert "2 of 2 answers of step 1 were cut at sampling.max_new_tokens = 16" in notes[0]
 
 
 def test_steps_without_a_finite_gradient_are_counted_in_a_row():
@@ -158,3 +158,13 @@ def test_steps_without_a_finite_gradient_are_counted_in_a_row():
     assert len(notes) == 2
     with pytest.raises(RunFailed, match="2 updates in a row"):
         limits.check_updates([bad], notes)
+
+
+def test_a_role_that_learns_does_not_hide_one_that_does_not():
+    limits, notes = Limits(max_undecided=1.0, max_skipped=3, max_new_tokens=16), Notes()
+    bad = UpdateReport(role="policy", metrics={}, tokens=1, forwarded_tokens=1, skipped=True)
+    good = UpdateReport(role="critic", metrics={}, tokens=1, forwarded_tokens=1)
+    limits.check_updates([bad, good, bad, good], notes)
+    with pytest.raises(RunFailed, match="3 updates in a row"):
+        limits.check_updates([bad, good], notes)
+    assert [note.split(" update")[0] for note in notes] == ["warning: policy"] * 3

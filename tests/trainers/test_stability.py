@@ -5,9 +5,13 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jurat.engine.optim import AdamW
+from jurat.platform.recipe import Optim
+from jurat.trainers.advantages import grpo
 from jurat.trainers.stability import AdaptiveKL, FixedKL, KLClip, Moments, ResumeGuard, RewardNormaliser
 
 
@@ -40,6 +44,16 @@ def test_adaptive_kl_by_hand():
     assert control.coef == pytest.approx(0.525 * 1.1)
     control.update(0.0, 10**9)
     assert control.coef == pytest.approx(0.525 * 1.1 * 0.1)
+
+
+def test_a_kl_that_is_no_number_moves_no_coefficient_and_an_infinite_one_counts_as_far():
+    control = AdaptiveKL(coef=0.5, target=6.0, horizon=100)
+    control.update(math.nan, 50)
+    assert control.coef == 0.5
+    control.update(math.inf, 50)
+    assert control.coef == pytest.approx(0.5 * 1.1)
+    control.update(-math.inf, 50)
+    assert control.coef == pytest.approx(0.5 * 1.1 * 0.9)
 
 
 def test_a_fixed_coefficient_stays():
@@ -102,6 +116,50 @@ def test_a_guard_without_history_guards_nothing():
     assert guard.limit == math.inf
 
 
+def test_steps_without_a_gradient_are_no_measure():
+    guard = ResumeGuard(steps=1, quantile=1.0)
+    for norm in (0.0, math.nan, 2.0, 0.0):
+        guard.observe(norm)
+    assert guard.state() == {"norms": [2.0]}
+
+
+def longest_step_after_a_resume(*, guarded, gradient=1.0, second_moments=1.0, steps=5):
+    """After 40 gradients of norm about 1; those after the resume are ``gradient`` times as long, and the second moments
+    of the checkpoint ``second_moments`` times what they were."""
+    draw, settings = torch.Generator().manual_seed(0), Optim(lr=1.0, clip_norm=1e9)
+    before, after = (
+        AdamW(torch.zeros(400), torch.zeros(400), num_matrix=0, optim=settings, total=99) for _ in range(2)
+    )
+    guard, resumed = ResumeGuard(), ResumeGuard()
+    for _ in range(40):
+        before.grad.copy_(torch.randn(400, generator=draw) / 20)
+        guard.observe(before.step()["grad_norm"])
+    after.tensors()["exp_avg"].copy_(before.tensors()["exp_avg"])
+    after.tensors()["exp_avg_sq"].copy_(second_moments * before.tensors()["exp_avg_sq"])
+    after.restore(before.counters())
+    resumed.restore(through_json(guard.state()))
+    moved = []
+    for _ in range(steps):
+        was = after.master.clone()
+        after.grad.copy_(gradient * torch.randn(400, generator=draw) / 20)
+        resumed.observe(after.step(clip_norm=min(1e9, resumed.limit) if guarded else None)["grad_norm"])
+        moved.append(float((after.master - was).norm()))
+    return max(moved)
+
+
+def test_the_guard_bounds_the_step_where_gradients_are_not_those_of_before():
+    usual = longest_step_after_a_resume(guarded=False)
+    assert longest_step_after_a_resume(guarded=False, gradient=1000.0) > 2.5 * usual
+    assert longest_step_after_a_resume(guarded=True, gradient=1000.0) < 1.05 * usual
+
+
+def test_the_guard_does_not_mend_moments():
+    """What Adam makes of usual gradients with second moments that are too small no clipping of gradients bounds."""
+    alone, guarded = (longest_step_after_a_resume(guarded=g, second_moments=1e-4) for g in (False, True))
+    assert alone == pytest.approx(guarded, rel=0.02)
+    assert guarded > 20 * longest_step_after_a_resume(guarded=False)
+
+
 # ---- rewards ----
 
 rewards = st.lists(st.floats(-5, 5), min_size=1, max_size=6).map(np.array)
@@ -140,6 +198,32 @@ def test_verifiers_and_their_versions_are_apart(over):
 def test_equal_rewards_carry_nothing(over):
     for group in RewardNormaliser(over=over)([np.full(3, 0.1), np.full(2, 0.1)], ["v1", "v1"]):
         assert abs(group).max() < 1e-9
+
+
+def test_a_spread_that_is_rounding_counts_as_one():
+    """Else a greedy baseline beside a group of equal rewards would be a million away."""
+    moments = Moments()
+    moments.add(np.full(3, 0.1))
+    assert moments.standard(np.array([0.1, 0.0, 1.0])) == pytest.approx([0.0, -0.1, 0.9])
+    assert Moments().standard(np.array([0.5])) == [0.5]
+    assert Moments().standard(np.zeros(0)).tolist() == []
+
+
+grid = st.integers(0, 10).map(lambda n: n / 10)
+groups_of = st.lists(st.lists(grid, min_size=1, max_size=6).map(np.array), min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize("over", MODES)
+@given(before=groups_of, groups=groups_of)
+def test_group_relative_advantages_do_not_see_it(over, before, groups):
+    """The map is one and the same within a group: divided by its std a group stays what it was, and one without
+    spread has advantages of exactly 0."""
+    normaliser = RewardNormaliser(over=over, window=8)
+    normaliser(before, ["v"] * len(before))
+    for raw, scaled in zip(groups, normaliser(groups, ["v"] * len(groups)), strict=True):
+        np.testing.assert_allclose(grpo(scaled), grpo(np.round(raw, 1)) * np.ptp(raw).astype(bool), atol=2e-4)
+        if over != "none" and np.ptp(raw) == 0:
+            assert not grpo(scaled).any()
 
 
 @pytest.mark.parametrize("over", MODES)

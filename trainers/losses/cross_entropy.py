@@ -16,6 +16,7 @@ class CrossEntropy:
 
     token_local: bool = True
     skips_zero_advantage: bool = False
+    sampled: bool = False
 
     def __call__(self, current: Tensor, mb: Microbatch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """current [T] -> scalar ``sum_t weights_t L_t``."""

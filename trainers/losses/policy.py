@@ -60,6 +60,10 @@ class PolicyLoss:
         return all(correction.token_local for correction in self.corrections)
 
     @property
+    def sampled(self) -> bool:
+        return True
+
+    @property
     def skips_zero_advantage(self) -> bool:
         """True without KL and entropy: then a sample of zero advantage has no gradient."""
         return self.kl_coef == 0.0 and self.entropy_coef == 0.0

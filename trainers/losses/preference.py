@@ -25,6 +25,10 @@ class _Preference:
         return False
 
     @property
+    def sampled(self) -> bool:
+        return False
+
+    @property
     def skips_zero_advantage(self) -> bool:
         """Advantages are not read."""
         return False
@@ -83,8 +87,12 @@ class KTO(_Preference):
         weights = segment_sum(mb.weights, mb)
         value = torch.full_like(h, self.undesirable).masked_fill(good, self.desirable)
         loss = (weights * value * (1 - gain)).sum()
-        share = (weights * good).sum()
-        return loss, {"loss": loss.detach(), "desirable": share, "gain": (weights * gain).sum().detach()}
+        return loss, {
+            "loss": loss.detach(),
+            "desirable": (weights * good).sum(),
+            "gain": (weights * gain).sum().detach(),
+            "reference_point": (weights * z0).sum(),
+        }
 
 
 def reference_point(policy: Tensor, reference: Tensor) -> float:

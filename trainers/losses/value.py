@@ -26,6 +26,11 @@ class ValueLoss:
         return True
 
     @property
+    def sampled(self) -> bool:
+        """Values are no log-probs."""
+        return False
+
+    @property
     def skips_zero_advantage(self) -> bool:
         """A critic learns from every sample."""
         return False

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,28 @@ def test_ls(jurat: Any, finished: RunInfo) -> None:
     assert (code, "Did you mean 'finished'?" in err) == (2, True)
 
 
+def test_a_label_is_no_reward(jurat: Any, home: Path, step_report: Any) -> None:
+    """A stage that learns from given answers shows none, though their labels are recorded."""
+    store = Store.open(None, home)
+    stages = [{"name": "a", "steps": 1, "algorithm": "dpo"}, {"name": "b", "steps": 1}]
+    recipe = Recipe.model_validate(
+        {"model": "m", "data": {"train": {"source": "generated"}}, "algorithm": "sft", "stages": stages}
+    )
+    for name, algorithm in (("one", "sft"), ("two", "grpo")):
+        changed = Recipe.model_validate(recipe.model_dump() | {"algorithm": algorithm, "stages": []})
+        run = store.create_run(recipe=changed, recipe_digest="", reward_digest="", meta={}, run_id=name)
+        with closing(RunLedger(store, run, "", store.start_segment(run, first_step=0), run.folder)) as ledger:
+            ledger.record_step(step_report(0))
+    run = store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={}, run_id="three")
+    with closing(RunLedger(store, run, "a", store.start_segment(run, stage="a", first_step=0), run.folder)) as ledger:
+        ledger.record_step(step_report(0))
+    store.close()
+    rows = json.loads(jurat("runs", "ls", "--json")[1])["runs"]
+    rewards = {row["run"]: row["reward"] for row in rows}
+    assert rewards["one"] is None and rewards["three"] is None and rewards["two"] is not None
+    assert " - " in next(line for line in jurat("runs", "ls")[1].splitlines() if line.startswith("one"))
+
+
 def test_show(jurat: Any, finished: RunInfo) -> None:
     code, out, _ = jurat("runs", "show", "one")
     assert code == 0
@@ -128,6 +151,7 @@ def test_show(jurat: Any, finished: RunInfo) -> None:
     assert told["metrics"]["reward/mean"] == 0.75
     assert [e["accuracy"]["value"] for e in told["evaluations"]] == [0.2, 0.9]
     assert [c["digest"] for c in told["checkpoints"]] == ["sha256:cc"]
+    assert [(s["first_step"], told["step"]) for s in told["segments"]] == [(1, 2)]
     code, _, err = jurat("runs", "show", "on")
     assert code == 0
     code, _, err = jurat("runs", "show", "two")
@@ -139,7 +163,7 @@ def test_rollouts_worst_first(jurat: Any, finished: RunInfo) -> None:
     assert code == 0
     _harmless(out)
     lines = out.splitlines()
-    assert lines[0] == "#1  reward -1  step 1  problem p0  visit 0  sample 0, 4 tokens"
+    assert lines[0] == "#1  reward -1  step 2  problem p0  visit 0  sample 0, 4 tokens"
     assert lines[1] == "  problem     What is 7 + 5? (p0)"
     assert lines[2] == "  gold        12"
     assert lines[3] == "  completion  so 13"
@@ -161,7 +185,11 @@ def test_rollouts_filters_and_json(jurat: Any, finished: RunInfo) -> None:
     assert "(3500 more characters: --full)" in out
     assert "(fault: verifier)" in out
     assert "x" * 5000 in jurat("rollouts", "one", "--status", "timeout", "--full")[1]
-    assert "3 of 6" in jurat("rollouts", "one", "--step", "0", "--limit", "3")[1]
+    assert "3 of 6" in jurat("rollouts", "one", "--step", "1", "--limit", "3")[1]
+    told = json.loads(jurat("rollouts", "one", "--step", "2", "--json")[1])
+    assert (told["matched"], {row["step"] for row in told["rollouts"]}) == (2, {2})
+    code, _, err = jurat("rollouts", "one", "--step", "0")
+    assert (code, "--step" in err) == (2, True)
     assert json.loads(jurat("rollouts", "one", "--problem", "p1", "--json")[1])["matched"] == 3
     assert jurat("rollouts", "one", "--step", "7")[2] == "no such rollouts in run one\n"
     code, _, err = jurat("rollouts", "one", "--status", "incorect")
@@ -202,7 +230,7 @@ def test_watch_replays_a_finished_run(jurat: Any, finished: RunInfo) -> None:
     assert err.splitlines()[-1] == "run one is finished"
     code, out, _ = jurat("runs", "watch", "one", "--json")
     told = [json.loads(line) for line in out.splitlines()]
-    assert [t["step"] for t in told if "step" in t and "metrics" in t] == [0, 1]
+    assert [t["step"] for t in told if "step" in t and "metrics" in t] == [1, 2]
     assert told[-1] == {"run": "one", "state": "finished", "detail": ""}
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jurat.platform.errors import ConfigError, FencedOut, RunFailed
 from jurat.platform.recipe import Recipe
 from jurat.platform.runs import states
 from jurat.platform.runs.lock import exclusive, holder
+from jurat.platform.runs.repository import evaluation_from_json, evaluation_to_json
 from jurat.platform.runs.store import Store
 from jurat.platform.types import CheckpointRef
 
@@ -151,6 +153,22 @@ def test_numbers_come_back_as_they_were(store: Store, new_run: Any) -> None:
     found = {p.name: p.value for p in store.last_metrics(run)}
     assert math.isnan(found.pop("nan"))
     assert found == {"inf": math.inf, "tiny": 5e-324, "third": 1 / 3, "name\\x00\\ud800 ünï": 1.0}
+
+
+def test_losses_come_back_and_older_records_have_none(store: Store, new_run: Any, evaluation: Any) -> None:
+    run = new_run()
+    segment = store.start_segment(run, first_step=0)
+    absent = dict.fromkeys(
+        ("accuracy", "answer_rate", "accuracy_given_answer", "mean_tokens", "truncated", "undecided")
+    )
+    given = replace(evaluation(1), **absent, samples=0, pass_at={}, final=True, losses={"dpo": 0.5, "kto": math.inf})
+    store.add_evaluation(run, segment, given)
+    (found,) = [m.result for m in store.evaluations(run)]
+    assert (found.accuracy, found.final, dict(found.losses)) == (None, True, {"dpo": 0.5, "kto": math.inf})
+    old = evaluation_to_json(evaluation(0))
+    del old["final"], old["losses"]
+    assert (evaluation_from_json(old).final, evaluation_from_json(old).losses) == (True, {})
+    assert not evaluation_from_json({**old, "greedy": None}).final
 
 
 def test_an_evaluation_comes_back_whole(store: Store, new_run: Any, evaluation: Any) -> None:
