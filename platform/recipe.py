@@ -482,13 +482,14 @@ class Pool(Part):
 
 
 class Placement(Part):
-    """Role -> name of its pool. Roles of one pool share its processors (at lag 0 sampler and learner take turns)."""
+    """Role -> name of its pool; None: ``main``, or the only one. Roles of one pool share its processors (at lag 0 sampler
+    and learner take turns)."""
 
-    sampler: str = "main"
-    learner: str = "main"
-    critic: str = "main"
-    reference: str = "main"
-    judge: str = "main"
+    sampler: str | None = None
+    learner: str | None = None
+    critic: str | None = None
+    reference: str | None = None
+    judge: str | None = None
 
 
 class Engine(Part):
@@ -517,10 +518,15 @@ class Engine(Part):
 
     @model_validator(mode="after")
     def _placed(self) -> Engine:
-        for role, pool in self.placement:
-            if pool not in self.pools:
-                raise ValueError(f"placement.{role}: no pool {pool!r}, pools has {', '.join(self.pools)}")
+        for role in Placement.model_fields:
+            if self.pool_of(role) not in self.pools:
+                raise ValueError(f"placement.{role}: no pool {self.pool_of(role)!r}, pools has {', '.join(self.pools)}")
         return self
+
+    def pool_of(self, role: str) -> str:
+        """Name of the pool that a role of ``placement`` runs in."""
+        placed: str | None = getattr(self.placement, role)
+        return placed or (next(iter(self.pools)) if len(self.pools) == 1 else "main")
 
 
 class Evaluate(Part):

@@ -16,12 +16,15 @@ unless a recipe says ``engine.home: ray``.
 from __future__ import annotations
 
 import importlib.util
+import os
 
 from jurat.platform.errors import ConfigError
 
 
 def needs_ray() -> None:
-    """Raises ConfigError where Ray is not installed."""
+    """Say what Ray reads when it is imported. Raises ConfigError where it is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call after the end would start a cluster of its own
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("the home ray needs Ray, which is not installed", where="engine.home",
                           fix="pip install 'ray[default]' (the extra ray), or set engine.home: local")  # fmt: skip

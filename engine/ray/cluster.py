@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,7 +64,7 @@ class Cluster:
         return make
 
     def _share(self, role: str) -> Share:
-        return self.shares[getattr(self.engine.placement, role)]
+        return self.shares[self.engine.pool_of(role)]
 
 
 def _part(amount: int, processes: int) -> float:
@@ -96,7 +95,6 @@ def connect(engine: Engine, *, roles: Sequence[str]) -> Iterator[Cluster]:
 
 
 def _begin(address: str) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address == "local":
         ray.init(address="local", include_dashboard=False, **settings)
@@ -119,12 +117,12 @@ def _machines() -> list[Mapping[str, float]]:
 
 def _shares(engine: Engine, roles: Sequence[str], machines: Sequence[Mapping[str, float]]) -> dict[str, Share]:
     """{pool: its share} of the pools in use. Raises ConfigError if they do not fit ``machines``."""
-    placed = [getattr(engine.placement, role) for role in roles]
+    placed = [engine.pool_of(role) for role in roles]
     largest = max(int(machine.get("CPU", 0)) for machine in machines)
     shares: dict[str, Share] = {}
     for name in dict.fromkeys(placed):
         pool = engine.pools[name]
-        processes = placed.count(name) + (engine.judges - 1) * (name == engine.placement.judge)
+        processes = placed.count(name) + (engine.judges - 1) * (name == engine.pool_of("judge"))
         shares[name] = Share(len(shares), pool.cpus or largest, pool.gpus, processes)
     for kind, amounts in (
         ("CPU", {name: share.cpus for name, share in shares.items()}),

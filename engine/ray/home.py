@@ -192,4 +192,4 @@ def _close(hosts: Sequence[Host]) -> None:
         if shut:
             done, _ = ray.wait(list(shut), num_returns=len(shut), timeout=SHUT_SECONDS)
     for ref, host in shut.items():
-        host.end() if ref in done else host.kill()
+        host.close(answers=ref in done)

@@ -88,7 +88,8 @@ class Host:
 
     def tell(self, method: str, *args: Any) -> None:
         """Call and do not wait; lost with the actor."""
-        getattr(self._actor, method).remote(*args)
+        if self._actor is not None:
+            getattr(self._actor, method).remote(*args)
 
     async def keep(self, method: str, *args: Any) -> Any:
         """Call a method that returns (large value, small value); a reference to the first, which stays in the store."""
@@ -192,15 +193,19 @@ class Host:
         with suppress(RayError):
             return self._actor.shut.remote()
 
-    def end(self) -> None:
-        """Have Ray end the process."""
+    def close(self, *, answers: bool) -> None:
+        """End the process for good; ``answers``: it need not be killed from outside."""
+        self._end() if answers else self.kill()
+        self._actor = None
+
+    def _end(self) -> None:
         if self._actor is not None:
             with suppress(RayError):
                 ray.kill(self._actor)
 
     def kill(self) -> None:
         """End the process at once, even one that is stopped and answers nobody."""
-        self.end()
+        self._end()
         if not self.pid:
             return
         if self.node == ray.get_runtime_context().get_node_id():

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from jurat.engine.ray import needs_ray
 from jurat.platform.config import override, validate
 from jurat.platform.errors import ConfigError, RewardDrift, RunFailed
 from jurat.platform.recipe import Engine
@@ -24,7 +25,8 @@ from jurat.trainers import launch
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray: pip install 'ray[default]'", allow_module_level=True)
 
-import ray
+needs_ray()
+import ray  # noqa: E402 (what it reads when it is imported must stand)
 
 RECIPE = {
     "model": "tiny-random",
@@ -95,7 +97,6 @@ def recorded(home: Path):
 
 @pytest.fixture(scope="module")
 def cluster():
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="FATAL")
     yield
     ray.shutdown()
@@ -150,6 +151,27 @@ def test_learner_killed_ends_the_run_and_a_resume_goes_on(cluster, alone, tmp_pa
     assert screen.first == 1  # of the checkpoint after step 0; that of step 1 was never written
     assert rows == alone[0]
     assert steps == alone[1][1:]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["sampler.mid_decode:1", "sampler.mid_decode:14", "sampler.mid_decode:8:STOP"])
+def test_sampler_lost_at_a_named_point(cluster, alone, tmp_path, monkeypatch, fault):
+    """Stopped, it is found by its lack of progress."""
+    monkeypatch.setenv("JURAT_FAULT", fault)
+    rows, steps, screen = train(tmp_path, {"home": "ray", "hang_seconds": 20})
+    assert rows == alone[0]
+    assert steps == alone[1]
+    assert [note for note in screen.notes if "took over" in note]
+
+
+@pytest.mark.soak
+def test_adapters_have_the_same_numbers(cluster, tmp_path):
+    """What is published is the merged model."""
+    lora = {"lora": {"rank": 4}, "steps": 2}
+    alone = train(tmp_path / "alone", **lora)
+    rows, steps, _ = train(tmp_path / "ray", {"home": "ray"}, **lora)
+    assert rows == alone[0]
+    assert steps == alone[1]
 
 
 @pytest.mark.soak
@@ -294,6 +316,18 @@ def test_processors_in_use_are_not_there(cluster):
                     pass
         finally:
             clusters.RESERVE_SECONDS = kept
+
+
+def test_roles_without_a_place_run_in_main_or_in_the_only_pool():
+    assert Engine().pool_of("judge") == "main"
+    assert Engine(pools={"gpu": {}}).pool_of("learner") == "gpu"
+    two = {"main": {}, "judges": {}}
+    placed = Engine(pools=two, placement={"judge": "judges"})
+    assert [placed.pool_of(role) for role in ("sampler", "judge")] == ["main", "judges"]
+    with pytest.raises(ValueError, match=r"placement\.judge: no pool 'spare', pools has main, judges"):
+        Engine(pools=two, placement={"judge": "spare"})
+    with pytest.raises(ValueError, match=r"placement\.sampler: no pool 'main', pools has a, b"):
+        Engine(pools={"a": {}, "b": {}})
 
 
 def test_pools_fit_machines():
