@@ -141,6 +141,7 @@ def test_sampler_killed_while_it_decodes_judge_and_reference_after_a_step(cluste
         assert re.search(rf"the {role} \(process \d+\) died; process \d+ took over after [\d.]+ s", said)
 
 
+@pytest.mark.soak
 def test_learner_killed_ends_the_run_and_a_resume_goes_on(cluster, alone, tmp_path):
     with pytest.raises(RunFailed, match=r"the learner's process died.*\n.*process \d+\n.*--resume"):
         train(tmp_path, {"home": "ray"}, after={1: lambda: actors("LearnerActor")[0].kill()})
@@ -192,7 +193,7 @@ ONE = {"main": {"cpus": 1}}
 
 
 class Slow:
-    """A judge that takes 20 ms for each completion and counts what it was asked."""
+    """A judge that takes a second for a long completion."""
 
     spec_digest = "sha256:slow"
 
@@ -200,7 +201,7 @@ class Slow:
         pass
 
     async def judge(self, problem, text, *, finish):
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(1.0 if len(text) >= 10 else 0.01)
         if text == "refuse":
             raise RunFailed("refused", where="the judge")
         return Judgement(verdicts={"it": Verdict.of("correct", read=text)}, reward=Reward(value=float(len(text))))
@@ -233,14 +234,14 @@ async def test_judge_lost_in_mid_work(judges, number):
     judge, notes = judges
     first = judge.crew.hosts[0]
     first.hang_seconds = 2.0
-    was = first.pid
+    was, incarnation = first.pid, first.incarnation
     tasks = [asyncio.create_task(judge.judge(PROBLEM, "x" * n, finish="stop")) for n in range(600)]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     os.kill(was, number)
     found = await asyncio.gather(*tasks)
     assert [made.reward.value for made in found] == list(map(float, range(600)))
     first.hang_seconds = 300.0
-    await first.replace(0 if number == signal.SIGKILL else 1)
+    await first.replace(incarnation)
     assert first.pid != was and not psutil.pid_exists(was)
     assert "made no progress for 2 s" in notes[-1] if number == signal.SIGSTOP else "died" in notes[-1]
 
