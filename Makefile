@@ -5,10 +5,12 @@
 #   EXTRAS       extras of pyproject.toml to install       (default below)
 #   TORCH_INDEX  URL of a package index to take torch from (default: none; plain PyPI, which on Linux is the CUDA build.
 #                On a machine without a GPU give the CPU index that pytorch.org names: 200 MB instead of several GB)
+#   WORKERS      processes that run the tests                  (default 2)
 #   VENV_CACHE   folder outside the checkout where installed dependencies are kept by digest (default: none)
 #   PYTEST       further arguments for pytest, as in  make test PYTEST='tests/trainers -k clip'
 
 PYTHON ?=
+WORKERS ?= 2
 EXTRAS ?= train,lora,demo,api,postgres,plot,dev
 TORCH_INDEX ?=
 VENV_CACHE ?=
@@ -29,7 +31,7 @@ train: setup  ## set up, fetch SmolLM2 and train it by RL on generated problems 
 	$(VENV)/bin/jurat train $(RECIPE)
 
 test: setup  ## set up and run the tests
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not soak' --durations=12 $(PYTEST)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not soak' -n $(WORKERS) --dist loadscope --durations=12 $(PYTEST)
 
 soak: setup  ## the long tests: kill tests, endurance
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m soak --durations=12 $(PYTEST)

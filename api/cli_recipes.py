@@ -68,7 +68,9 @@ def show(
         text = locate(name)[0].read_text(encoding="utf-8")
         sys.stdout.write(terminal.clean(text))
         return
-    value = load(name)[0].model_dump(mode="json")
+    from jurat.trainers.presets import filled
+
+    value = filled(load(name)[0]).model_dump(mode="json")
     if as_json:
         terminal.print_json(value)
     else:

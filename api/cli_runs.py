@@ -164,7 +164,8 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
                 "metrics": {point.name: point.value for point in last},
                 "evaluations": [evaluation_to_json(e) for e in evaluations],
                 "checkpoints": [
-                    {"stage": c.stage, "step": c.ref.step, "digest": c.ref.digest, "path": c.ref.path}
+                    {"stage": c.stage, "step": c.ref.step, "digest": c.ref.digest, "parent": c.ref.parent or None,
+                     "path": c.ref.path}
                     for c in checkpoints
                 ],
                 "segments": [
@@ -199,8 +200,8 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
     if checkpoints:
         _head("checkpoints")
         terminal.print_table(
-            ["stage", "step", "digest", "path"],
-            [(c.stage, c.ref.step, c.ref.digest[:23], c.ref.path) for c in checkpoints],
+            ["stage", "step", "digest", "began from", "path"],
+            [(c.stage, c.ref.step, c.ref.digest[:23], c.ref.parent[:23] or "-", c.ref.path) for c in checkpoints],
         )
     if segments:
         _head("segments: a step belongs to the newest one that began at or before it")

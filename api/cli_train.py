@@ -172,16 +172,20 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         sets = ", ".join(f"{name} {count}" for name, count in stage["problems"].items())
         skipped = len(stage["bad_rows"])
         typer.echo(f"\nstage   {stage['stage'] or '(only one)'}: {stage['algorithm']}, {stage['steps']} steps")
-        typer.echo(f"data    {sets} problems" + (f"; {skipped} rows skipped" if skipped else ""))
+        what = {"pairs": "pairs", "labels": "labelled completions"}.get(stage["holds"], "problems")
+        typer.echo(f"data    {sets} {what}" + (f"; {skipped} rows skipped" if skipped else ""))
         most, new = stage["samples_per_step_at_most"], f"{stage['max_new_tokens_per_step']:,} new tokens"
         fixed = f"{most} samples, at most {new}" if stage["samples_per_step"] else f"at most {most} samples, {new}"
-        typer.echo(f"step    {fixed if stage['max_new_tokens_per_step'] else f'{most} given completions'}")
+        given = f"{most} pairs" if stage["holds"] == "pairs" else f"{most} given completions"
+        typer.echo(f"step    {fixed if stage['max_new_tokens_per_step'] else given}")
         typer.echo(f"asks    {terminal.clean(stage['example'], 160)}")
     if plan["notes"]:
         typer.echo("")
     for note in plan["notes"]:
         typer.echo(terminal.clean(note, 400))
-    typer.echo("\nEvery gold answer passes its own verifier. Nothing was trained.")
+    golds = any(stage["gold_answers"] for stage in plan["stages"])
+    checked = "Every gold answer passes its own verifier." if golds else "The data has no gold answers to verify."
+    typer.echo(f"\n{checked} Nothing was trained.")
 
 
 def prepare_process() -> None:

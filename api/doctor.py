@@ -430,6 +430,7 @@ def scratch(home: Path) -> Iterator[Path]:
 async def try_model(home: Path) -> dict[str, Any]:
     """Sample two groups from the tiny model, score them, learn from them once; what came out."""
     from jurat.engine import local, models
+    from jurat.engine.learner import LocalLearner
     from jurat.engine.probe import accelerators
     from jurat.platform.recipe import Engine, Optim, Recipe, SamplingPart
     from jurat.trainers.algorithms import build_algorithm
@@ -454,6 +455,7 @@ async def try_model(home: Path) -> dict[str, Any]:
             for a, s in zip(scored, samples, strict=True)
             if a is not None
         )
+        assert isinstance(engine.learner, LocalLearner)  # ranks: 1
         before = engine.learner.network.master.clone()
         loss = algorithm.objectives["policy"]
         update = await engine.learner.update(pack(samples, loss, algorithm.aggregation, **common).rounds, loss)

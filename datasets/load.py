@@ -90,7 +90,7 @@ def load_problems(
         return _from_rows(rows, source, prompt, split, holds, files=files, licence=_licence_beside(paths[0]))
     if not _HUB_ID.fullmatch(source.source):
         raise DataError(f"{source.source!r} is neither a file, a folder, a Hub id nor 'generated'", where="data source")
-    rows, licence = hub.rows(source.source, source.split)
+    rows, licence = hub.rows(source.source, source.split or "train")
     return _from_rows(rows, source, prompt, split, holds, files=(), licence=licence)
 
 
@@ -393,7 +393,7 @@ def _licence_beside(path: Path) -> str | None:
 
 
 def _generated(source: Source, prompt: Prompt, split: str) -> ProblemSet:
-    part = source.split if "split" in source.model_fields_set else split
+    part = source.split or split
     low, high = source.fraction
     seen: set[str] = set()
 

@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import Callable
 
 from jurat.engine import compute
-from jurat.engine.decoding import Decoder, Decoding, Row
+from jurat.engine.decoding import Row, Rows
 from jurat.platform.types import Completion, Request
 
 
 class BatchedSampler:
     """A ``Sampler`` and the ``WeightLink`` to it. ``close`` ends what is running."""
 
-    def __init__(self, decoder: Decoder, *, max_concurrent: int, version: int = 0) -> None:
-        self._decoding = Decoding(decoder, max_concurrent=max_concurrent, version=version)
+    def __init__(self, rows: Rows) -> None:
+        self._decoding = rows
         self._tick: list[Row] = []
 
     async def sample(self, request: Request) -> Completion:
@@ -65,6 +65,7 @@ class BatchedSampler:
     def close(self) -> None:
         self._decoding.interrupt()
         compute.call(self._decoding.run)
+        compute.call(self._decoding.close)
 
     def _hand_over(self) -> None:
         if self._tick:

@@ -31,7 +31,12 @@ def call(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 async def run(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Have ``work`` done and await it. Work that has begun ends before a cancellation is passed on."""
-    done = asyncio.wrap_future(submit(work, *args, **kwargs))
+    return await ended(submit(work, *args, **kwargs))
+
+
+async def ended(work: Future[T]) -> T:
+    """The result of work in another thread, which ends before a cancellation is passed on."""
+    done = asyncio.wrap_future(work)
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:

@@ -94,15 +94,14 @@ class Row:
         )
 
 
-class Decoding:
-    """The rows of one decoder. ``submit``, ``call`` and ``interrupt`` may come from any thread; ``run`` from one."""
+class Rows:
+    """Rows on their way through some machine. ``submit``, ``call`` and ``interrupt`` may come from any thread; ``run``
+    from one. A machine says how a turn goes (``_turn``), what runs (``_running``) and how all of it ends (``_clear``)."""
 
-    def __init__(self, decoder: Decoder, *, max_concurrent: int, version: int = 0) -> None:
-        self.decoder, self.max_concurrent, self.version = decoder, max_concurrent, version
+    def __init__(self, *, max_length: int, version: int) -> None:
+        self.max_length, self.version = max_length, version
         self._inbox: deque[Sequence[Row]] = deque()
         self._calls: deque[tuple[Callable[[], None], Future[None]]] = deque()
-        self._waiting: deque[Row] = deque()
-        self._live: list[Row] = []
         self._interrupted = False
         self._aborted: list[Completion] = []
         self.turns = 0
@@ -120,7 +119,7 @@ class Decoding:
 
     def publish(self, version: int) -> None:
         """Every token drawn from now on has this version. To be done between steps."""
-        self.decoder.refresh()
+        self.refresh()
         self.version = version
 
     def interrupt(self) -> None:
@@ -136,20 +135,42 @@ class Decoding:
     def run(self) -> None:
         """Decode until nothing runs or waits. An exception goes to every row that was on its way."""
         try:
-            while self._turn():
-                pass
+            while self._messages() and self._turn():
+                self.turns += 1
         except Exception as error:
             self._collect()
-            rows = [*self._live, *self._waiting]
-            self._live.clear()
-            self._waiting.clear()
-            self.decoder.keep(())
-            for row in rows:
-                _deliver(row, error)
+            rows = self._running()
+            try:
+                self._clear()
+            finally:
+                for row in rows:
+                    deliver(row, error)
+
+    def close(self) -> None:
+        """Let go of what the machine holds; nothing is asked of it any more."""
+
+    def refresh(self) -> None:
+        """The weights changed."""
+        raise NotImplementedError
 
     def _turn(self) -> bool:
-        """One round: messages, drops, admissions, one step. False when there is nothing left to do."""
-        self.turns += 1
+        """Drops, admissions, one step. False when there is nothing left to do."""
+        raise NotImplementedError
+
+    def _enter(self, row: Row) -> None:
+        """Take a row in."""
+        raise NotImplementedError
+
+    def _running(self) -> list[Row]:
+        """Rows that were taken in and have not ended, in order."""
+        raise NotImplementedError
+
+    def _clear(self) -> None:
+        """Forget them."""
+        raise NotImplementedError
+
+    def _messages(self) -> bool:
+        """Calls, new rows, and an interrupt: False after one."""
         while self._calls:
             action, done = self._calls.popleft()
             try:
@@ -159,14 +180,10 @@ class Decoding:
         self._collect()
         if self._interrupted:
             self._abort()
-            return False
-        self._drop({row for row in self._live if row.cancelled})
-        self._admit()
-        if self._live:
-            faults.point("sampler.mid_decode")
-            last = torch.tensor([row.tokens[-1] for row in self._live], device=self.decoder.device)
-            self._add(self._live, *self.decoder.step(last, self._draws(self._live)))
-        return bool(self._live or self._waiting or self._inbox or self._calls)
+        return not self._interrupted
+
+    def _asked(self) -> bool:
+        return bool(self._inbox or self._calls)
 
     def _collect(self) -> None:
         while self._inbox:
@@ -174,27 +191,60 @@ class Decoding:
             for row in self._inbox.popleft():
                 groups.setdefault(row.request.prompt.tobytes(), []).append(row)
             for group in groups.values():
-                self._waiting.extend(row for row in group if self._acceptable(row))
+                for row in group:
+                    if self._acceptable(row):
+                        self._enter(row)
 
     def _acceptable(self, row: Row) -> bool:
         """False if the row needs no decoding: it is answered here."""
-        request, limit = row.request, self.decoder.max_length
+        request, limit = row.request, self.max_length
         if not 0 < len(request.prompt) < limit:
-            _deliver(row, ConfigError(
+            deliver(row, ConfigError(
                 f"cannot sample from a prompt of {len(request.prompt)} tokens: the model's context is {limit} tokens",
                 where=f"rollout {request.rollout_id}", fix="lower data.max_prompt_tokens",
             ))  # fmt: skip
             return False
         finish = row.ended(limit)
         if finish is not None:  # an interrupted attempt that was in fact complete
-            _deliver(row, row.completion(finish))
+            deliver(row, row.completion(finish))
         return finish is None
 
     def _abort(self) -> None:
-        for row in (*self._live, *self._waiting):
+        for row in self._running():
             if not row.cancelled:
                 self._aborted.append(row.completion("aborted"))
-                _deliver(row, self._aborted[-1])
+                deliver(row, self._aborted[-1])
+        self._clear()
+
+
+class Decoding(Rows):
+    """The rows of one decoder."""
+
+    def __init__(self, decoder: Decoder, *, max_concurrent: int, version: int = 0) -> None:
+        super().__init__(max_length=decoder.max_length, version=version)
+        self.decoder, self.max_concurrent = decoder, max_concurrent
+        self._waiting: deque[Row] = deque()
+        self._live: list[Row] = []
+
+    def refresh(self) -> None:
+        self.decoder.refresh()
+
+    def _turn(self) -> bool:
+        self._drop({row for row in self._live if row.cancelled})
+        self._admit()
+        if self._live:
+            faults.point("sampler.mid_decode")
+            last = torch.tensor([row.tokens[-1] for row in self._live], device=self.decoder.device)
+            self._add(self._live, *self.decoder.step(last, self._draws(self._live)))
+        return bool(self._live or self._waiting or self._asked())
+
+    def _enter(self, row: Row) -> None:
+        self._waiting.append(row)
+
+    def _running(self) -> list[Row]:
+        return [*self._live, *self._waiting]
+
+    def _clear(self) -> None:
         self._live.clear()
         self._waiting.clear()
         self.decoder.keep(())
@@ -246,13 +296,14 @@ class Decoding:
                 ended[row] = finish
         self._drop(set(ended))
         for row, finish in ended.items():
-            _deliver(row, row.completion(finish))
+            deliver(row, row.completion(finish))
 
 
 def _so_far(row: Row) -> IntArray:
     return np.concatenate([row.request.prompt, np.asarray(row.tokens, dtype=np.int64)])
 
 
-def _deliver(row: Row, result: Completion | Exception) -> None:
+def deliver(row: Row, result: Completion | Exception) -> None:
+    """Answer a row's caller, if it still waits."""
     if not row.cancelled:
         row.deliver(result)

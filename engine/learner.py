@@ -40,7 +40,7 @@ class Tally:
     """|current - sampler log-prob|, summed over targets."""
     diff_max: float = 0.0
     kl: float = 0.0
-    """k3 of the sampler from the current policy, ``exp(d) - 1 - d`` with d = current - sampler, summed over targets."""
+    """k3 of KL(sampler || current), ``exp(d) - 1 - d`` with d = current - sampler log-prob, summed over targets."""
     targets: int = 0
     forwarded: int = 0
     """Tokens the network ran over."""
@@ -175,28 +175,10 @@ class LocalLearner(LocalScorer):
                 self.network.backward(on_device(trained, self.network.master.device), objective, tally)
         halfway = time.perf_counter()
         stepped = self.optimizer.step(loss=tally.loss, clip_norm=clip_norm)
-        skipped = bool(stepped["skipped"])
-        if not skipped:
+        if not stepped["skipped"]:
             self.network.refresh()
-        count = max(1, tally.targets)
-        moved = {
-            "logprob_diff_mean": tally.diff / count,
-            "logprob_diff_max": tally.diff_max,
-            "kl_sampler": tally.kl / count,
-        }
-        metrics = {
-            **{name: value / (tally.weight or 1.0) for name, value in tally.metrics.items()},
-            "loss": tally.loss,
-            "grad_norm": stepped["grad_norm"],
-            "lr": stepped["lr"],
-            **({} if self.role == "critic" else {"entropy": tally.entropy / count}),
-            **(moved if objective.sampled else {}),
-            **({} if clip_norm is None else {"clip_norm": clip_norm}),
-        }
-        return UpdateReport(
-            role=self.role, metrics=metrics, tokens=tally.targets, forwarded_tokens=tally.forwarded, skipped=skipped,
-            seconds={"forward_backward": halfway - began, "optimizer": time.perf_counter() - halfway},
-        )  # fmt: skip
+        seconds = {"forward_backward": halfway - began, "optimizer": time.perf_counter() - halfway}
+        return reported(self.role, tally, stepped, objective, clip_norm=clip_norm, seconds=seconds)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -219,7 +201,7 @@ class LocalLearner(LocalScorer):
 
     def state(self) -> dict[str, Any]:
         """What ``learner.json`` holds."""
-        return {"role": self.role, "optimizer": dict(self.optimizer.counters())}
+        return {"role": self.role, "optimizer": dict(self.optimizer.counters()), "layout": self._places()}
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Continue from ``save``; ``weights_only`` takes the model and starts its optimiser and schedule anew."""
@@ -232,8 +214,51 @@ class LocalLearner(LocalScorer):
         if weights_only:
             return
         state = json.loads((folder / "learner.json").read_text())
-        read_tensors(folder / "optimizer.safetensors", self.optimizer.tensors())
+        moments = self.optimizer.tensors()
+        if state.get("moments") == "named":  # as several ranks write them
+            moments = {
+                f"{moment}.{name}": flat[at : at + view.numel()].view(view.shape)
+                for moment, flat in moments.items()
+                for (name, view), at in zip(self.network.views().items(), self._places().values(), strict=True)
+            }
+        read_tensors(folder / "optimizer.safetensors", moments)
         self.optimizer.restore(state["optimizer"])
+
+    def _places(self) -> dict[str, int]:
+        """{name: where its tensor begins in master and moments}."""
+        start = self.network.master.storage_offset()
+        return {name: int(view.storage_offset() - start) for name, view in self.network.views().items()}
+
+
+def reported(
+    role: str,
+    tally: Tally,
+    stepped: Mapping[str, float],
+    objective: Objective,
+    *,
+    clip_norm: float | None,
+    seconds: Mapping[str, float],
+) -> UpdateReport:
+    """What is told of an update: ``tally`` of its passes, ``stepped`` of its optimiser."""
+    count = max(1, tally.targets)
+    moved = {
+        "logprob_diff_mean": tally.diff / count,
+        "logprob_diff_max": tally.diff_max,
+        "kl_sampler": tally.kl / count,
+    }
+    metrics = {
+        **{name: value / (tally.weight or 1.0) for name, value in tally.metrics.items()},
+        "loss": tally.loss,
+        "grad_norm": stepped["grad_norm"],
+        "lr": stepped["lr"],
+        **({} if role == "critic" else {"entropy": tally.entropy / count}),
+        **(moved if objective.sampled else {}),
+        **({} if clip_norm is None else {"clip_norm": clip_norm}),
+    }
+    return UpdateReport(
+        role=role, metrics=metrics, tokens=tally.targets, forwarded_tokens=tally.forwarded,
+        skipped=bool(stepped["skipped"]), seconds=seconds,
+    )  # fmt: skip
 
 
 def _each(rounds: Rounds) -> Iterator[Microbatch]:

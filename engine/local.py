@@ -13,10 +13,11 @@ import torch
 
 from jurat.engine import compute, threads
 from jurat.engine.batching import BatchedSampler
-from jurat.engine.decoding import Decoder
+from jurat.engine.decoding import Decoder, Decoding, Rows
 from jurat.engine.learner import LocalLearner, LocalScorer, Network
 from jurat.engine.lora import AdaptedNetwork, Layout, LoRALearner, layout
 from jurat.engine.tokenizer import HFTokenizer
+from jurat.engine.vllm import settings
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.ports import Scorer
 from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
@@ -24,12 +25,14 @@ from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from jurat.engine.fsdp.learner import FsdpLearner
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEngine:
     tokenizer: HFTokenizer
     sampler: BatchedSampler
-    learner: LocalLearner
+    learner: LocalLearner | FsdpLearner
     link: BatchedSampler
     """The sampler itself: what it has to do at a publish depends on its own copies."""
     reference: Callable[[], Scorer]
@@ -41,6 +44,8 @@ class LocalEngine:
 
     def close(self) -> None:
         self.sampler.close()
+        if not isinstance(self.learner, LocalLearner):
+            self.learner.close()
 
 
 def build(
@@ -60,16 +65,26 @@ def build(
     """
     from transformers import AutoConfig
 
+    if engine.sampler == "vllm":
+        settings.require()
     count = threads.choose_threads(engine.threads)
     threads.set_up(count)
     tokenizer = HFTokenizer(folder)
     config = AutoConfig.from_pretrained(folder)
     reason = _why_simple(config, engine)
+    _refuse(engine, lora)
+    if engine.ranks > 1:
+        return _sharded(folder, engine, optim, sampling, total_steps, config, tokenizer, simple=reason)
     make = _simple if reason else _fast
     compute.call(threads.set_up, count)
     adapters = layout(folder, lora) if lora else None
     network, decoder, reference, values = compute.call(make, folder, engine, sampling, adapters)
-    sampler = BatchedSampler(decoder, max_concurrent=sampling.max_concurrent)
+    if engine.sampler == "vllm":
+        rows, by = compute.call(_vllm, folder, engine, sampling, network, tokenizer.max_length)
+    else:
+        own = compute.call(decoder)
+        rows, by = Decoding(own, max_concurrent=sampling.max_concurrent), {"sampler": "own", "kernels": own.kernels}
+    sampler = BatchedSampler(rows)
     learner: LocalLearner
     if adapters:
         adapted = cast(AdaptedNetwork, network)
@@ -86,7 +101,7 @@ def build(
         "trainable": network.master.numel(),
         "lora": lora.model_dump() if lora else None,
         "dtype": engine.dtype,
-        "kernels": decoder.kernels,
+        **by,
         "device": engine.device,
         "threads": count,
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -97,6 +112,69 @@ def build(
         tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
         reference=lambda: compute.call(reference),
         critic=lambda optim, total: compute.call(_critic, values, network, optim, total, folder), info=info,
+    )  # fmt: skip
+
+
+def _refuse(engine: Engine, lora: LoRA | None) -> None:
+    """Raise ConfigError for keys that several ranks cannot honour."""
+    if engine.ranks % engine.tp:
+        raise ConfigError(f"{engine.ranks} ranks cannot be cut into groups of {engine.tp}", where="engine.tp",
+                          fix="make engine.ranks a multiple of engine.tp")  # fmt: skip
+    if engine.ranks > 1 and engine.path == "fast":
+        raise ConfigError(
+            "engine.path: fast learns in one process; several ranks learn with the transformers model, cut by FSDP",
+            where="engine.path", fix="set engine.path: auto (the sampler is then still the fast one), or engine.ranks: 1",
+        )  # fmt: skip
+    if engine.ranks > 1 and lora:
+        raise _single("lora")
+    if engine.ranks > 1 and engine.sampler == "vllm":  # closing vLLM ends torch's process groups
+        raise ConfigError("engine.sampler: vllm goes with a learner in one process", where="engine.ranks",
+                          fix="set engine.ranks: 1, or engine.sampler: own")  # fmt: skip
+    if engine.offload and (engine.ranks == 1 or engine.device == "cpu"):
+        raise ConfigError("engine.offload moves slices of several ranks from their GPUs to the CPU", where="engine.offload",
+                          fix="set engine.ranks above 1 and engine.device: cuda, or leave it out")  # fmt: skip
+    if engine.ranks > 1 and engine.device.startswith("cuda") and torch.cuda.device_count() < engine.ranks:
+        raise ConfigError(f"{engine.ranks} ranks need a GPU each, this machine has {torch.cuda.device_count()}",
+                          where="engine.ranks", fix="lower engine.ranks")  # fmt: skip
+
+
+def _single(what: str) -> ConfigError:
+    return ConfigError(f"{what} learns in one process, not over several ranks", where="engine.ranks",
+                       fix="set engine.ranks: 1")  # fmt: skip
+
+
+def _sharded(
+    folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, total_steps: int, config: PretrainedConfig,
+    tokenizer: HFTokenizer, *, simple: str,
+) -> LocalEngine:
+    """A learner cut over processes; the sampler, on either path, stays here."""
+    from jurat.engine.fsdp import home
+
+    count = threads.choose_threads(engine.threads)
+    compute.call(threads.set_up, count)
+    learner = home.start(folder, engine, optim, sampling, total_steps=total_steps, count=count)
+    try:
+        if simple:
+            decoder = compute.call(lambda: home.simple_decoder(_load(folder, getattr(torch, engine.dtype), engine.device), learner))
+        else:
+            decoder = compute.call(home.fast_decoder, config, engine, learner)
+    except BaseException:
+        learner.close()
+        raise
+
+    def critic(optim: Optim, total_steps: int) -> LocalLearner:
+        raise _single("a critic")
+
+    sampler = BatchedSampler(Decoding(decoder, max_concurrent=sampling.max_concurrent))
+    info = {
+        "path": "fsdp", "sampler": "own", "why": simple, "model": config.model_type,
+        "parameters": learner.parameters, "dtype": engine.dtype, "kernels": decoder.kernels, "device": engine.device,
+        "threads": count, "ranks": engine.ranks, "tp": engine.tp, "eos_ids": list(tokenizer.eos_ids),
+        "max_length": tokenizer.max_length, "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    return LocalEngine(
+        tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
+        reference=lambda: learner.keep("reference"), critic=critic, info=info,
     )  # fmt: skip
 
 
@@ -124,8 +202,19 @@ def _critic(make: Callable[[], Network], policy: Network, optim: Optim, total_st
     return LocalLearner(network, optim, total=total_steps, source=source, role="critic")
 
 
-Made = tuple[Network, Decoder, Callable[[], Scorer], Callable[[], Network]]
-"""The policy, its decoder, and what makes a copy that scores and a value model with a zero head."""
+def _vllm(
+    folder: Path, engine: Engine, sampling: SamplingPart, network: Network, longest: int
+) -> tuple[Rows, Mapping[str, str]]:
+    """The rows of a vLLM engine with the learner's weights, and who computes them."""
+    from jurat.engine.vllm.sampler import VllmRows
+
+    made = settings.start(folder, engine, sampling)
+    rows = VllmRows(made, max_length=longest, dtype=getattr(torch, engine.dtype), source=network.views)
+    return rows, {"sampler": f"vllm {settings.version()}", "kernels": "vllm"}
+
+
+Made = tuple[Network, Callable[[], Decoder], Callable[[], Scorer], Callable[[], Network]]
+"""The policy, and what makes a decoder on its weights, a copy that scores and a value model with a zero head."""
 
 
 def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
@@ -138,6 +227,9 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout
     def network(of: FlatWeights) -> LlamaNetwork:
         return LlamaNetwork(of, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing)
 
+    def decoder(of: FlatWeights) -> LlamaDecoder:
+        return LlamaDecoder(of, native=engine.kernels == "auto")
+
     def values() -> LlamaNetwork:
         shape = replace(weights.shape, values=True)
         return network(FlatWeights(shape, dtype=weights.dtype, device=engine.device))
@@ -148,10 +240,8 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout
         adapted = LlamaLoRA(
             weights, adapters, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
         )
-        decoder = LlamaDecoder(adapted.weights, native=engine.kernels == "auto")
-        return adapted, decoder, lambda: LocalScorer(network(adapted.weights.apart())), values
-    decoder = LlamaDecoder(weights, native=engine.kernels == "auto")
-    return network(weights), decoder, lambda: LocalScorer(network(weights.copy())), values
+        return adapted, partial(decoder, adapted.weights), lambda: LocalScorer(network(adapted.weights.apart())), values
+    return network(weights), partial(decoder, weights), lambda: LocalScorer(network(weights.copy())), values
 
 
 def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
@@ -168,10 +258,11 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layo
     network = make(
         learning, dtype=dtype, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
     )
-    if dtype == torch.float32:
-        decoder = SimpleDecoder(learning)
-    else:
-        decoder = SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
+
+    def decoder() -> SimpleDecoder:
+        if dtype == torch.float32:
+            return SimpleDecoder(learning)
+        return SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
 
     def reference() -> Scorer:
         if adapters:

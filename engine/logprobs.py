@@ -28,8 +28,17 @@ def reduce_logits(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> 
     return chosen, entropy
 
 
+Reduce = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+
 def chunked_logprobs(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 512
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk: int = 512,
+    reduce: Reduce = reduce_logits,
 ) -> tuple[Tensor, Tensor]:
     """(log p(target) [K] with gradient, entropy [K] without) for ``head(hidden)`` [K, V] of ``hidden`` [K, d].
 
@@ -37,7 +46,7 @@ def chunked_logprobs(
     """
 
     def piece(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        return reduce_logits(head(rows), wanted, temperature)
+        return reduce(head(rows), wanted, temperature)
 
     if len(targets) <= chunk:
         return piece(hidden, targets)

@@ -129,7 +129,7 @@ def _means(target: str, name: str) -> bool:
     return name == target or name.endswith("." + target)
 
 
-def start(pairs: Mapping[str, tuple[Tensor, Tensor]], seed: int) -> None:
+def initialise(pairs: Mapping[str, tuple[Tensor, Tensor]], seed: int) -> None:
     """A uniform in +-1/sqrt(in), as in peft; B zero: the model starts as it is."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -180,7 +180,7 @@ class LoRALearner(LocalLearner):
     def __init__(
         self, network: AdaptedNetwork, optim: Optim, *, total: int, source: Path, layout: Layout, seed: int
     ) -> None:
-        start(network.pairs(), seed)
+        initialise(network.pairs(), seed)
         network.refresh()
         super().__init__(network, optim, total=total, source=source)
         self.layout, self.seed = layout, seed
@@ -207,7 +207,7 @@ class LoRALearner(LocalLearner):
             with torch.no_grad():
                 read_tensors(folder / "model.safetensors", self.network.base())
             self.network.rebase()
-            start(self.network.pairs(), self.seed)
+            initialise(self.network.pairs(), self.seed)
             self._began, self._digest = folder, ""
         else:
             self._restore(folder)
@@ -225,6 +225,9 @@ class LoRALearner(LocalLearner):
             read_tensors(folder / FOLDER / "adapter_model.safetensors", self._adapter())
         read_tensors(folder / "optimizer.safetensors", self.optimizer.tensors())
         self.optimizer.restore(state["optimizer"])
+
+    def _places(self) -> dict[str, int]:
+        return {}  # the moments are the adapter's: learners without one have no use for them
 
     def _adapter(self) -> dict[str, Tensor]:
         """{name in peft's files: view of the master}."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,14 +30,7 @@ OWN_FILES = (DIGESTS, "learner.json")
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write and fsync a safetensors file; returns ``sha256:<hex>`` of its bytes. Raises OSError, as of a full disk."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    head, _ = _head({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
     sha = hashlib.sha256()
     with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as hashing:  # hashlib and write release the GIL
 
@@ -48,12 +42,46 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
                     block = block[file.write(block) :]
                 hashed.result()
 
-        put(memoryview(struct.pack("<Q", len(text)) + text))
+        put(memoryview(head))
         for tensor in tensors.values():
             flat = tensor.detach().contiguous().cpu().reshape(-1)
             put(memoryview(flat.view(torch.uint8).numpy()))  # type: ignore[arg-type]
         os.fsync(file.fileno())
     return "sha256:" + sha.hexdigest()
+
+
+def lay_out(path: Path, shapes: Mapping[str, Sequence[int]], *, dtype: torch.dtype) -> Mapping[str, int]:
+    """Make a safetensors file of zeros, its room taken on the disk; {name: first byte}, for several writers to fill.
+
+    Raises OSError, as of a full disk: once this returns, writing cannot fail for want of room.
+    """
+    head, ends = _head({name: (dtype, shape) for name, shape in shapes.items()})
+    with open(path, "wb") as file:
+        file.write(head)
+        file.flush()
+        reserve(file.fileno(), ends[-1])
+    return dict(zip(shapes, ends, strict=False))
+
+
+def reserve(handle: int, size: int) -> None:
+    """Make a file that long, with room taken where the system can: who maps it dies if there is none. Raises OSError."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, size)
+    else:
+        os.ftruncate(handle, size)
+
+
+def _head(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> tuple[bytes, list[int]]:
+    """(header of a safetensors file, first byte of each tensor and the end of the last)."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    ends = [0]
+    for name, (dtype, shape) in tensors.items():
+        ends.append(ends[-1] + math.prod(shape) * dtype.itemsize)
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": ends[-2:]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = struct.pack("<Q", len(text)) + text
+    return head, [len(head) + end for end in ends]
 
 
 def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:

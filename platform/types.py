@@ -332,8 +332,10 @@ class Sample:
     proximal_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
     values: FloatArray | None = None
+    """A critic's, before the step; of KTO the reference point of the batch, at every target."""
     returns: FloatArray | None = None
     labels: FloatArray | None = None
+    """1 at the targets of a good completion, 0 at those of a bad one."""
     atom: int
     """Samples of one atom (a pair, a group) are never split over updates; a group shares a prompt."""
     rollout_id: str = ""
@@ -450,19 +452,19 @@ class Evaluation:
     problems: int
     samples: int
     """Samples per problem at temperature 1; 0 where only losses were measured: everything about samples is None then."""
-    accuracy: Estimate | None
+    accuracy: Estimate | None = None
     """Mean score at temperature 1."""
-    pass_at: Mapping[int, Estimate]
+    pass_at: Mapping[int, Estimate] = field(default_factory=dict)
     """Unbiased pass@k (Chen et al. 2021, eq. 1) for each k."""
-    answer_rate: Estimate | None
+    answer_rate: Estimate | None = None
     """Share of samples from which an answer was read."""
-    accuracy_given_answer: Estimate | None
-    mean_tokens: float | None
-    truncated: float | None
+    accuracy_given_answer: Estimate | None = None
+    mean_tokens: float | None = None
+    truncated: float | None = None
     """Share of samples that ended at the length limit."""
-    undecided: float | None
+    undecided: float | None = None
     """Share of samples without a score; they are left out of the means."""
-    greedy: Estimate | None
+    greedy: Estimate | None = None
     """Accuracy of the argmax completion; None where it was not asked for."""
     seconds: float
     final: bool = False

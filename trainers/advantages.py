@@ -28,13 +28,18 @@ class GroupRule(Protocol):
         ...
 
 
+def mean_of(values: Rewards) -> float:
+    """The mean, exact where all are equal: equal rewards have no advantage at all, and not one of a rounding error."""
+    return float(values[0] + (values - values[0]).mean())
+
+
 # ---- one group: rewards [n] -> [n] ----
 
 
 def dr_grpo(rewards: Rewards, baseline: float | None = None) -> Rewards:
     """``r - mean`` (Dr. GRPO, arXiv 2503.20783). Its expectation is (n - 1)/n of the true advantage."""
     if len(rewards) > 1:
-        return rewards - float(rewards.mean())
+        return rewards - mean_of(rewards)
     return np.zeros_like(rewards) if baseline is None else rewards - baseline
 
 
@@ -78,7 +83,8 @@ def opo(rewards: Rewards, lengths: NDArray[np.int64], baseline: float | None = N
     """``r - sum(l r) / sum(l)``, the baseline weighted by the lengths [n] in tokens (OPO, arXiv 2505.23585)."""
     if len(rewards) < 2:
         return dr_grpo(rewards, baseline)
-    return rewards - float(np.average(rewards, weights=lengths))
+    baseline = float(rewards[0] + np.average(rewards - rewards[0], weights=lengths))
+    return rewards - baseline
 
 
 def remax(rewards: Rewards, baseline: float) -> Rewards:
@@ -137,10 +143,15 @@ def whiten(values: Sequence[Rewards], masks: Sequence[BoolArray] | None = None, 
     """
     kept = [np.ones(len(v), dtype=np.bool_) for v in values] if masks is None else masks
     flat = np.concatenate([v[m] for v, m in zip(values, kept, strict=True)] or [np.zeros(0)])
-    if len(flat) < 2:
-        return [np.zeros(len(v)) for v in values]
-    mean, std = float(flat.mean()), float(np.sqrt(flat.var(ddof=ddof) + 1e-8))
+    mean, std = _moments(flat, ddof)
     return [np.where(m, (v - mean) / std, 0.0) for v, m in zip(values, kept, strict=True)]
+
+
+def _moments(flat: Rewards, ddof: int = 1) -> tuple[float, float]:
+    """Mean and deviation to whiten by; an infinite one where fewer than two are left."""
+    if len(flat) < 2:
+        return 0.0, np.inf
+    return mean_of(flat), float(np.sqrt(flat.var(ddof=ddof) + 1e-8))
 
 
 def reinforce_pp(
@@ -165,9 +176,9 @@ def reinforce_pp_baseline(
     brought = [None] * len(groups) if baselines is None else baselines
     centred = [dr_grpo(group, b) for group, b in zip(groups, brought, strict=True)]
     compared = [len(group) > 1 or b is not None for group, b in zip(groups, brought, strict=True)]
-    tokens = iter(whiten([np.repeat(c, n) for c, n, yes in zip(centred, lengths, compared, strict=True) if yes]))
-    # The first token of each sample stands for all of them.
-    return [next(tokens)[np.cumsum(n) - n] if yes else c for c, n, yes in zip(centred, lengths, compared, strict=True)]
+    tokens = [np.repeat(c, n) for c, n, yes in zip(centred, lengths, compared, strict=True) if yes]
+    mean, std = _moments(np.concatenate([*tokens, np.zeros(0)]))
+    return [(c - mean) / std if yes else c for c, yes in zip(centred, compared, strict=True)]
 
 
 def weighted_sum(parts: Rewards, weights: Rewards) -> Rewards:
@@ -203,5 +214,5 @@ def normalise_then_sum(parts: Sequence[Rewards], weights: Rewards, eps: float = 
     flat = np.concatenate([*(total for total in summed if len(total) > 1), np.zeros(0)])
     if len(flat) < 2:
         return summed
-    mean, std = float(flat.mean()), float(flat.std(ddof=1))
+    mean, std = mean_of(flat), float(flat.std(ddof=1))
     return [(total - mean) / (std + eps) if len(total) > 1 else total for total in summed]

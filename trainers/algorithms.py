@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,7 @@ from jurat.platform.errors import ConfigError
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import DPO as DPOPart
 from jurat.platform.recipe import KTO as KTOPart
-from jurat.platform.recipe import OFFLINE, SFT, Difficulty, PolicyGradient, Recipe
+from jurat.platform.recipe import SFT, Difficulty, PolicyGradient, Recipe, Stage, Uniform
 from jurat.platform.recipe import Correction as CorrectionPart
 from jurat.trainers.aggregation import AGGREGATIONS
 from jurat.trainers.allocation.posterior import Correctness
@@ -34,7 +34,10 @@ CORRECTIONS: Mapping[str, Callable[[CorrectionPart], Correction]] = MappingProxy
         "icepop": lambda part: Importance(low=part.low, high=part.high, level=part.level, outside="zero"),
         "decoupled": lambda part: Importance(level=part.level),
         "reject": lambda part: Rejection(
-            part.limit, divergence=part.divergence, level="token" if part.level == "token" else "mean"
+            part.limit,
+            low=-part.limit if part.divergence == "k1" else -math.inf,  # k1 has a sign, the others none
+            divergence=part.divergence,
+            level="token" if part.level == "token" else "mean",
         ),
         "off_policy_mask": lambda part: OffPolicyMask(part.limit),
     }
@@ -75,9 +78,8 @@ def build_algorithm(recipe: Recipe) -> Algorithm:
 def _offline(part: SFT | DPOPart | KTOPart, recipe: Recipe) -> Algorithm:
     """An algorithm on given completions. Raises ConfigError."""
     if recipe.data.curriculum is not None:
-        taught = "supervised fine-tuning" if isinstance(part, SFT) else f"algorithm.name {part.name!r}"
         raise ConfigError(
-            f"a curriculum goes by the reward of what was sampled, and {taught} samples nothing",
+            f"a curriculum goes by the reward of what was sampled, and algorithm.name {part.name!r} samples nothing",
             where="data.curriculum",
             fix="give the stage its own data: without curriculum",
         )
@@ -115,27 +117,20 @@ def _offline(part: SFT | DPOPart | KTOPart, recipe: Recipe) -> Algorithm:
     )
 
 
-IDLE = {"allocation": "samples of a prompt, of which there are none"}
-"""Keys of a stage that say nothing to an algorithm on given completions -> what they are about."""
-
-
 def refuse_idle(recipe: Recipe) -> None:
-    """Raises ConfigError for a key that a stage on given completions gives itself and that would do nothing there.
+    """Raises ConfigError for an allocation that a stage on given completions gives itself, where it would do nothing.
 
-    What a recipe gives at the top is for its other stages, so it is refused only where there is one stage. Called with
-    the recipe as it was given, before ``filled``.
+    What a recipe gives at the top is for its other stages, so it is refused only where there is one stage.
     """
-    for own, (name, whole) in zip(recipe.stages or (recipe,), recipe.staged(), strict=True):
-        if whole.algorithm.name not in OFFLINE:
-            continue
-        for key, about in IDLE.items():
-            value, default = getattr(own, key), type(own).model_fields[key].default
-            if key in own.model_fields_set and value != default:
-                raise ConfigError(
-                    f"{key} is about {about}: algorithm.name {whole.algorithm.name!r} learns from given completions",
-                    where=f"stages.{name}.{key}" if name else key,
-                    fix=f"leave it out, or --set {key}={{}}",
-                )
+    stages: Sequence[Stage | Recipe] = recipe.stages or (recipe,)
+    for own, (name, whole) in zip(stages, recipe.staged(), strict=True):
+        if own.allocation not in (None, Uniform()) and not isinstance(whole.algorithm, PolicyGradient):
+            raise ConfigError(
+                f"allocation is about samples of a prompt, of which there are none: algorithm.name {whole.algorithm.name!r} "
+                "learns from given completions",
+                where=f"stages.{name}.allocation" if name else "allocation",
+                fix="leave it out" if name else "leave it out, or --set allocation={}",
+            )
 
 
 def _loss(part: PolicyGradient) -> PolicyLoss:
@@ -221,6 +216,14 @@ def _refuse(part: PolicyGradient, recipe: Recipe) -> None:
             f"algorithm.credit.name {part.credit.name!r} reads rewards of steps, but no member of reward.members has role process",
             where="algorithm.credit",
             fix="add the verifier that judges steps to reward.members with role: process",
+        )
+    ratios = [each.name for each in part.corrections if each.name in ("tis", "icepop", "decoupled")]
+    if len(ratios) > 1:
+        raise ConfigError(
+            f"algorithm.corrections has {' and '.join(map(repr, ratios))}: each multiplies by pi_learner / pi_sampler, "
+            "which would count more than once",
+            where="algorithm.corrections",
+            fix="keep one of them; reject and off_policy_mask go with any",
         )
     for place, each in enumerate(part.corrections):
         if each.low >= each.high:

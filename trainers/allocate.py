@@ -63,7 +63,10 @@ def bias(recipe: parts.Recipe, algorithm: Algorithm) -> list[str]:
     """One line for each way in which sample counts move the objective away from the mean over prompts, or from ``dapo``."""
     part, said = recipe.allocation, list[str]()
     if recipe.algorithm.name == "dapo" and not isinstance(part, parts.Dapo):
-        said.append(f"algorithm.name dapo without its dynamic sampling: allocation.name is {part.name}")
+        said.append(
+            f"algorithm.name dapo without its dynamic sampling: allocation.name is {part.name}. "
+            "Write allocation: {name: dapo, ...}, or leave allocation out"
+        )
     if isinstance(part, parts.Uniform) or algorithm.estimator is None:
         return said
     if isinstance(part, parts.UntilMixed | parts.Dapo):

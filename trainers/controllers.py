@@ -11,14 +11,15 @@ from jurat.platform import recipe as parts
 from jurat.platform.errors import ConfigError
 from jurat.platform.types import Group, Scored, UpdateReport
 from jurat.trainers.presets import filled
-from jurat.trainers.stability import AdaptiveKL, FixedKL, KLClip, Moments, ResumeGuard, RewardNormaliser, State
+from jurat.trainers.stability import AdaptiveKL, KLClip, Moments, ResumeGuard, RewardNormaliser, State
 
 
 @dataclass(slots=True, kw_only=True)
 class Controllers:
     """Fed in batch order by the loop. Those that a recipe does not ask for change nothing."""
 
-    kl: FixedKL | AdaptiveKL = field(default_factory=lambda: FixedKL(0.0))
+    kl: AdaptiveKL | None = None
+    """Moves the coefficient of the algorithm's KL; None: it stays as it is."""
     normaliser: RewardNormaliser = field(default_factory=RewardNormaliser)
     norm: float = 1.0
     """``optim.clip_norm``"""
@@ -58,17 +59,17 @@ class Controllers:
     def steer(self, kl: float | None, samples: int) -> dict[str, float]:
         """After a step: ``kl`` to the reference in nats per completion, of so many samples -> what there is to log."""
         said = {} if kl is None else {"kl/reference": kl}
-        if isinstance(self.kl, AdaptiveKL):
+        if self.kl is not None:
             said["policy/kl_coef"] = self.kl.coef  # that of this step
-        if kl is not None:
-            self.kl.update(kl, samples)
+            if kl is not None:
+                self.kl.update(kl, samples)
         return said
 
     def state(self) -> State:
         return {name: each.state() for name, each in self._named().items()}
 
     def restore(self, state: State | None, note: Callable[[str], None]) -> None:
-        """Go on from a checkpoint; one from before there were controllers (None) has nothing to go on from."""
+        """Go on from a checkpoint; a controller whose state is not in it (None: none at all) begins anew."""
         for name, each in self._named().items():
             if state is not None and name in state:
                 each.restore(state[name])
@@ -78,7 +79,7 @@ class Controllers:
                 "updates, so that this run is no longer what it would have been without the stop"
             )
 
-    def _named(self) -> dict[str, FixedKL | AdaptiveKL | RewardNormaliser | KLClip | ResumeGuard]:
+    def _named(self) -> dict[str, AdaptiveKL | RewardNormaliser | KLClip | ResumeGuard]:
         named = {"kl": self.kl, "normaliser": self.normaliser, "clip": self.clip, "guard": self.guard}
         return {name: each for name, each in named.items() if each is not None}
 
@@ -106,16 +107,16 @@ def _rescaled(group: Group, moments: Moments) -> Group:
 
 
 def build_controllers(recipe: parts.Recipe, *, reward: str = "") -> Controllers:
-    """Those of one stage, whose reward has the version digest ``reward``. Raises ConfigError where one would do nothing
-    or has nothing to go by."""
+    """Those of one stage, whose reward has the version digest ``reward``. Raises ConfigError where one has nothing to go by
+    or to act on."""
     recipe = filled(recipe)
     optim, part = recipe.optim, recipe.algorithm
     _refuse(recipe)
     made = Controllers(norm=optim.clip_norm, reward=reward)
     if isinstance(part, parts.PolicyGradient):
-        kl, over = part.kl, part.normalise
-        made.normaliser = RewardNormaliser(over.over, over.window)
-        made.kl = FixedKL(kl.coef) if kl.target is None else AdaptiveKL(kl.coef, kl.target, kl.horizon)
+        made.normaliser = RewardNormaliser(part.normalise.over, part.normalise.window)
+        if part.kl.target is not None:
+            made.kl = AdaptiveKL(part.kl.coef, part.kl.target, part.kl.horizon)
     if optim.kl_clip is not None:
         made.clip = KLClip(optim.clip_norm, **optim.kl_clip.model_dump())
     if optim.resume_guard is not None:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 import numpy as np
 
 from jurat.platform.types import IntArray, Step
-from jurat.trainers.advantages import EPS, Rewards, reward_to_go, rloo
+from jurat.trainers.advantages import EPS, Rewards, mean_of, reward_to_go, rloo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,7 +76,7 @@ def process_sum(group: Sequence[Solution], *, scale: bool = True, eps: float = E
     pooled = np.concatenate([*(solution.scores for solution in group), np.zeros(0)])
     if len(pooled) < 2:
         return [np.zeros(solution.num_tokens) for solution in group]
-    mean = float(pooled.mean())
+    mean = mean_of(pooled)
     std = (float(pooled.std(ddof=1)) + eps or 1.0) if scale else 1.0
     return [reward_to_go(at_ends((solution.scores - mean) / std, solution)) for solution in group]
 

@@ -138,27 +138,6 @@ def summarise(
     )
 
 
-def only_loss(name: str, stage: str, step: int, *, problems: int, final: bool) -> Evaluation:
-    """An evaluation in which nothing was sampled."""
-    return Evaluation(
-        name=name,
-        stage=stage,
-        step=step,
-        problems=problems,
-        samples=0,
-        accuracy=None,
-        pass_at={},
-        answer_rate=None,
-        accuracy_given_answer=None,
-        mean_tokens=None,
-        truncated=None,
-        undecided=None,
-        greedy=None,
-        seconds=0.0,
-        final=final,
-    )
-
-
 async def loss_of(
     groups: Sequence[Group], algorithm: Algorithm, scorers: Mapping[str, Scorer], *, tokens: int
 ) -> float:

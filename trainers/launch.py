@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from jurat.datasets.check import check_gold, refuse_failed
 from jurat.datasets.cursor import ShuffledSource
-from jurat.datasets.load import ProblemSet
+from jurat.datasets.load import ProblemSet, holds
 from jurat.engine import checkpoint as checkpointing
 from jurat.engine import local, lora, models
 from jurat.engine.ray import needs_ray
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
-from jurat.platform.ports import GroupSource, Judge, Reporter, Scorer
+from jurat.platform.ports import GroupSource, Judge, Learner, Reporter, Scorer
 from jurat.platform.randomness import seed_of
-from jurat.platform.recipe import OFFLINE, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
+from jurat.platform.recipe import Dapo, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.records import RunInfo
@@ -37,7 +37,7 @@ from jurat.trainers.data import Kept, keep, load_sets, sampling_of, short_enough
 from jurat.trainers.limits import Limits
 from jurat.trainers.loop import Reached, Run
 from jurat.trainers.loop import train as run_loop
-from jurat.trainers.offline import KINDS, Given, Teacher
+from jurat.trainers.offline import KINDS, Given, RolloutMaker
 from jurat.trainers.presets import filled
 from jurat.trainers.rollouts import Rollouts
 from jurat.trainers.samples import Algorithm
@@ -180,16 +180,16 @@ def _cluster(recipe: Recipe, note: Callable[[str], None]) -> AbstractContextMana
 
 
 def _hosted(
-    judged: Recipe, base: Path, cluster: RayHome | None, sets: Iterable[ProblemSet], digest: str
+    recipe: Recipe, base: Path, cluster: RayHome | None, sets: Iterable[ProblemSet], digest: str
 ) -> AbstractContextManager[Judge]:
-    """The judge of a run, with the verifiers of its problems: in this process, or on the cluster."""
+    """The judge of a stage, with the verifiers of its problems: in this process, or on the cluster."""
     specs = [problem.verifier for each in sets for problem in each.problems]
     if cluster is None:
-        judge = _judge(judged, base)
+        judge = _judge(recipe, base)
         judge.bind(specs)
         return closing(judge)
-    files = [str((base / file).resolve()) if file.endswith(".py") else file for file in judged.verifiers]
-    return cluster.judge(partial(build_judge, judged.reward, user_files=files), specs, digest)
+    files = [str((base / file).resolve()) if file.endswith(".py") else file for file in recipe.verifiers]
+    return cluster.judge(partial(build_judge, recipe.reward, user_files=files), specs, digest)
 
 
 def _trainable(recipe: Recipe, home: Path) -> str:
@@ -302,70 +302,19 @@ class _Stage:
 
     async def run(self, *, own: CheckpointRef | None, parent: CheckpointRef | None) -> Reached:
         """Go on from ``own`` (a checkpoint of this stage), else begin with the weights of ``parent`` or the model."""
-        recipe, launch, sets = self.recipe, self.launch, self.prepared.sets
+        recipe, launch, note = self.recipe, self.launch, self.launch.reporter.note
         first_step = own.step if own else 0
         algorithm = build_algorithm(recipe)
-        critic = algorithm.critic
-        updates = recipe.epochs * recipe.updates_per_step
-        for row in _bad_rows(sets):
-            launch.reporter.note(f"skipped {row}")
-        folder = models.resolve(recipe.model, launch.home)
+        controllers = build_controllers(recipe, reward=self.prepared.reward)
+        for said in self._notes(algorithm, first_step):
+            note(said)
         with ExitStack() as leaving:
-            judge = leaving.enter_context(
-                _hosted(recipe, launch.base, launch.cluster, sets.values(), self.prepared.reward)
-            )
-            build = local.build if launch.cluster is None else launch.cluster.build
-            engine = leaving.enter_context(
-                closing(
-                    build(
-                        folder,
-                        recipe.engine,
-                        recipe.optim,
-                        recipe.sampling,
-                        total_steps=updates * (recipe.steps - (critic.warmup_steps if critic else 0)),
-                        lora=recipe.lora,
-                        seed=seed_of("lora", recipe.seed, self.name),
-                    )
-                )
-            )
-            kept = keep(sets, engine.tokenizer, recipe, launch.reporter.note)
-            identity = {
-                "reward": self.prepared.reward,
-                "verifiers": dict(self.prepared.verifiers),
-                "datasets": {name: each.manifest.digest for name, each in sets.items()},
-                "seed": recipe.seed,
-            }
-            segment = launch.store.start_segment(
-                launch.run,
-                stage=self.name,
-                stage_index=self.place,
-                first_step=first_step,
-                reward_digest=self.prepared.reward,
-                versions={
-                    **identity,
-                    "engine": dict(engine.info),
-                    "manifests": {name: each.manifest.to_json() for name, each in sets.items()},
-                },
-            )
-            ledger = leaving.enter_context(
-                RunLedger(launch.store, launch.run, self.name, segment, launch.run.folder, texts=recipe.tracking.texts)
-            )
-            learners = {"policy": engine.learner}
-            controllers = build_controllers(recipe, reward=self.prepared.reward)
-            for note in (_trainable(recipe, launch.home), *bias(recipe, algorithm)):
-                if note:
-                    launch.reporter.note(note)
-            if parent:
-                await checkpointing.load_into(Path(parent.path), learners, weights_only=True)
-            scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
-            if critic:  # made after the parent's weights are there, since it begins from the policy's
-                settings = recipe.optim.model_copy(update={"lr": critic.lr})
-                learners["critic"] = engine.critic(settings, updates * recipe.steps)
-                if parent and (Path(parent.path) / "critic").is_dir():
-                    taught = {"critic": learners["critic"]}
-                    await checkpointing.load_into(Path(parent.path), taught, weights_only=True)
-            if own:
-                await checkpointing.load_into(Path(own.path), learners)
+            sets, reward = self.prepared.sets.values(), self.prepared.reward
+            judge = leaving.enter_context(_hosted(recipe, launch.base, launch.cluster, sets, reward))
+            engine = leaving.enter_context(closing(self._engine(algorithm)))
+            kept = keep(self.prepared.sets, engine.tokenizer, recipe, note)
+            ledger = leaving.enter_context(self._ledger(engine, first_step))
+            learners, scorers = await self._models(engine, algorithm, own=own, parent=parent)
             await engine.link.publish(first_step)
             source = self._source(engine, judge, kept.train)
             buffer = Buffer(
@@ -379,46 +328,22 @@ class _Stage:
                 state = checkpointing.state_of(Path(own.path))
                 source.restore(state["source"])
                 buffer.restored(state["planned"])
-                controllers.restore(state.get("controllers"), launch.reporter.note)
-            store = checkpointing.FolderCheckpoints(
-                launch.checkpoints(self.name),
-                keep=recipe.checkpoint.keep,
-                parent=begun.digest if (begun := own or parent) else "",
-                meta={"run": launch.run.id, "stage": self.name, "recipe": digest(recipe), **identity},
-            )
+                controllers.restore(state.get("controllers"), note)
             measure = self._evaluator(engine, judge, kept, ledger, algorithm, {**scorers, **learners})
-            if recipe.checkpoint.every is None and recipe.steps - first_step > LONG:
-                launch.reporter.note(
-                    f"no checkpoint before step {recipe.steps} (checkpoint.every is not set): Ctrl-C once makes one, "
-                    "twice loses the steps of this stage"
-                )
             launch.reporter.start(
                 run_id=launch.run.id, stage=self.name, recipe=recipe, first_step=first_step, last_step=recipe.steps
             )
             if first_step == 0:  # what an earlier stage came to is measured: all that is new is this stage's own loss
                 await measure(0, final=True, answers=self.place == 0)
-            run = Run(
-                seed=recipe.seed,
-                stage=self.name,
-                first_step=first_step,
-                num_steps=recipe.steps,
-                algorithm=algorithm,
-                limits=Limits(recipe.reward.max_undecided, recipe.optim.max_skipped, recipe.sampling.max_new_tokens),
-                epochs=recipe.epochs,
-                updates_per_step=recipe.updates_per_step,
-                tokens_per_microbatch=recipe.tokens_per_microbatch,
-                save_every=recipe.checkpoint.every,
-                evaluate_every=recipe.evaluate.every,
-            )
             reached = await run_loop(
-                run,
+                self._flat(algorithm, first_step),
                 buffer=buffer,
                 controllers=controllers,
                 learners=learners,
                 scorers=scorers,
                 link=engine.link,
                 ledger=ledger,
-                checkpoints=store,
+                checkpoints=self._checkpoints(begun=own or parent),
                 reporter=launch.reporter,
                 evaluate=measure,
             )
@@ -428,16 +353,127 @@ class _Stage:
             await ledger.flush()
         return reached
 
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint and a segment say that the stage was made of."""
+        return {
+            "reward": self.prepared.reward,
+            "verifiers": dict(self.prepared.verifiers),
+            "datasets": {name: each.manifest.digest for name, each in self.prepared.sets.items()},
+            "seed": self.recipe.seed,
+        }
+
+    def _notes(self, algorithm: Algorithm, first_step: int) -> list[str]:
+        """What a person should know of the stage before it begins."""
+        recipe = self.recipe
+        notes = [f"skipped {row}" for row in _bad_rows(self.prepared.sets)]
+        notes += [*filter(None, [_trainable(recipe, self.launch.home)]), *bias(recipe, algorithm)]
+        if recipe.checkpoint.every is None and recipe.steps - first_step > LONG:
+            notes.append(
+                f"no checkpoint before step {recipe.steps} (checkpoint.every is not set): Ctrl-C once makes one, "
+                "twice loses the steps of this stage"
+            )
+        return notes
+
+    def _updates(self, steps: int) -> int:
+        """Optimiser steps of so many steps."""
+        recipe = self.recipe
+        return (
+            steps * recipe.epochs * min(recipe.updates_per_step, recipe.prompts_per_step)
+        )  # each has a prompt at least
+
+    def _engine(self, algorithm: Algorithm) -> local.LocalEngine | RayEngine:
+        recipe, cluster = self.recipe, self.launch.cluster
+        waits = algorithm.critic.warmup_steps if algorithm.critic else 0
+        build = local.build if cluster is None else cluster.build
+        return build(
+            models.resolve(recipe.model, self.launch.home),
+            recipe.engine,
+            recipe.optim,
+            recipe.sampling,
+            total_steps=self._updates(recipe.steps - waits),
+            lora=recipe.lora,
+            seed=seed_of("lora", recipe.seed, self.name),
+        )
+
+    def _ledger(self, engine: local.LocalEngine | RayEngine, first_step: int) -> RunLedger:
+        """Opens a segment of the run's record."""
+        launch, prepared = self.launch, self.prepared
+        segment = launch.store.start_segment(
+            launch.run,
+            stage=self.name,
+            stage_index=self.place,
+            first_step=first_step,
+            reward_digest=prepared.reward,
+            versions={
+                **self._identity,
+                "engine": dict(engine.info),
+                "manifests": {name: each.manifest.to_json() for name, each in prepared.sets.items()},
+            },
+        )
+        texts = self.recipe.tracking.texts
+        return RunLedger(launch.store, launch.run, self.name, segment, launch.run.folder, texts=texts)
+
+    async def _models(
+        self,
+        engine: local.LocalEngine | RayEngine,
+        algorithm: Algorithm,
+        *,
+        own: CheckpointRef | None,
+        parent: CheckpointRef | None,
+    ) -> tuple[dict[str, Learner], dict[str, Scorer]]:
+        """(learners, scorers) by role, with the weights that the stage goes on from.
+
+        In this order: the reference is the model that the stage began with, after a resume too, and a critic begins from
+        the policy of that moment.
+        """
+        learners: dict[str, Learner] = {"policy": engine.learner}
+        if parent:
+            await checkpointing.load_into(Path(parent.path), learners, weights_only=True)
+        scorers = {"reference": engine.reference()} if "ref_logprobs" in algorithm.needs else {}
+        if algorithm.critic:
+            settings = self.recipe.optim.model_copy(update={"lr": algorithm.critic.lr})
+            learners["critic"] = critic = engine.critic(settings, self._updates(self.recipe.steps))
+            if parent and (Path(parent.path) / "critic").is_dir():
+                await checkpointing.load_into(Path(parent.path), {"critic": critic}, weights_only=True)
+        if own:
+            await checkpointing.load_into(Path(own.path), learners)
+        return learners, scorers
+
+    def _checkpoints(self, *, begun: CheckpointRef | None) -> checkpointing.FolderCheckpoints:
+        return checkpointing.FolderCheckpoints(
+            self.launch.checkpoints(self.name),
+            keep=self.recipe.checkpoint.keep,
+            parent=begun.digest if begun else "",
+            meta={"run": self.launch.run.id, "stage": self.name, "recipe": digest(self.recipe), **self._identity},
+        )
+
+    def _flat(self, algorithm: Algorithm, first_step: int) -> Run:
+        recipe = self.recipe
+        return Run(
+            seed=recipe.seed,
+            stage=self.name,
+            first_step=first_step,
+            num_steps=recipe.steps,
+            algorithm=algorithm,
+            limits=Limits(recipe.reward.max_undecided, recipe.optim.max_skipped, recipe.sampling.max_new_tokens),
+            epochs=recipe.epochs,
+            updates_per_step=recipe.updates_per_step,
+            tokens_per_microbatch=recipe.tokens_per_microbatch,
+            save_every=recipe.checkpoint.every,
+            evaluate_every=recipe.evaluate.every,
+        )
+
     def _source(self, engine: local.LocalEngine | RayEngine, judge: Judge, problems: Sequence[Problem]) -> GroupSource:
-        recipe, run = self.recipe, self.launch.run.id
+        recipe, algorithm, run = self.recipe, self.recipe.algorithm, self.launch.run.id
         order = ShuffledSource(problems, recipe.seed, curriculum=recipe.data.curriculum)
         by_id = {problem.id: problem for problem in problems}
-        if recipe.algorithm.name in OFFLINE:
+        if not isinstance(algorithm, PolicyGradient):
             return Given(
                 problems=order,
                 by_id=by_id,
-                groups=KINDS[recipe.algorithm.name].groups,
-                teacher=Teacher(run, self.name, engine.tokenizer),
+                groups=KINDS[algorithm.name].groups,
+                maker=RolloutMaker(run, self.name, engine.tokenizer),
                 prompts_per_step=recipe.prompts_per_step,
             )
         return Rollouts(
@@ -452,7 +488,7 @@ class _Stage:
             tokenizer=engine.tokenizer,
             sampling=sampling_of(recipe.sampling, engine.tokenizer),
             prompts_per_step=recipe.prompts_per_step,
-            greedy_baseline=isinstance(recipe.algorithm, PolicyGradient) and recipe.algorithm.advantage == "remax",
+            greedy_baseline=algorithm.advantage == "remax",
             curriculum=order.observe if recipe.data.curriculum else None,
         )
 
@@ -475,7 +511,6 @@ class _Stage:
                 if self.stop.is_set() or not (asked or given):
                     continue
                 began = time.perf_counter()
-                result = evaluation.only_loss(name, self.name, version, problems=len(given), final=final)
                 if asked:
                     result = await evaluation.evaluate(
                         asked,
@@ -490,9 +525,19 @@ class _Stage:
                         seed=self.recipe.seed,
                         with_greedy=final,
                     )
+                else:
+                    result = Evaluation(
+                        name=name,
+                        stage=self.name,
+                        step=version,
+                        problems=len(given),
+                        samples=0,
+                        seconds=0.0,
+                        final=final,
+                    )
                 if given:
                     visits = [Visit(problem=problem, visit=0, position=at) for at, problem in enumerate(given)]
-                    groups = KINDS[self.recipe.algorithm.name].groups(visits, Teacher("", "", engine.tokenizer))
+                    groups = KINDS[self.recipe.algorithm.name].groups(visits, RolloutMaker("", "", engine.tokenizer))
                     tokens = self.recipe.tokens_per_microbatch
                     losses = {algorithm.name: await evaluation.loss_of(groups, algorithm, scorers, tokens=tokens)}
                     result = replace(result, losses=losses, seconds=time.perf_counter() - began)
@@ -501,6 +546,15 @@ class _Stage:
                 self.launch.reporter.evaluation(result)
 
         return measure
+
+
+def _samples_at_most(stage: Recipe) -> int:
+    """Samples of a step, ReMax's greedy one of every prompt that is drawn among them."""
+    part = stage.allocation
+    most = part.most(stage.prompts_per_step)
+    if not (isinstance(stage.algorithm, PolicyGradient) and stage.algorithm.advantage == "remax"):
+        return most
+    return most + (most // part.samples_per_prompt if isinstance(part, Dapo) else stage.prompts_per_step)
 
 
 def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
@@ -513,8 +567,8 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
     for name, stage in recipe.staged():
         sets = prepare(stage, base=base, name=name).sets
         kept = keep(sets, tokenizer, stage, notes.append)
-        given = stage.algorithm.name in OFFLINE
-        samples = stage.prompts_per_step if given else stage.allocation.most(stage.prompts_per_step)
+        given = not isinstance(stage.algorithm, PolicyGradient)
+        samples = stage.prompts_per_step if given else _samples_at_most(stage)
         notes += bias(stage, build_algorithm(stage))
         learns = _trainable(stage, home)
         notes += [f"{name}: {learns}" if name else learns] if learns else []
@@ -524,6 +578,8 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
                 "algorithm": stage.algorithm.name,
                 "steps": stage.steps,
                 "problems": {"train": len(kept.train), **kept.measured},
+                "holds": holds(stage.algorithm, "train"),
+                "gold_answers": sum(bool(problem.reference) for each in sets.values() for problem in each.problems),
                 "bad_rows": _bad_rows(sets),
                 "samples_per_step": samples if given or stage.allocation.fixed else None,
                 "samples_per_step_at_most": samples,
@@ -559,8 +615,9 @@ def evaluate_model(
     )  # type: ignore[arg-type]
     prepared = prepare(recipe, base=base, name="eval")
     machine = local.build(models.resolve(model, home), recipe.engine, recipe.optim, sampling, total_steps=1)
-    with closing(machine), _hosted(recipe, base, None, prepared.sets.values(), "") as judge:
+    with closing(machine), closing(_judge(recipe, base)) as judge:
         problems = prepared.sets["train"].problems
+        judge.bind([problem.verifier for problem in problems])
         kept = short_enough(problems, machine.tokenizer, recipe, reporter.note, "eval")
         return asyncio.run(
             evaluation.evaluate(

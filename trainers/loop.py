@@ -104,7 +104,7 @@ async def train(
         clock.lap("wait")
         ledger.record_batch(batch)  # evidence first, then judgement
         run.limits.check(batch, reporter)
-        algorithm = run.algorithm.with_kl(controllers.kl.coef)
+        algorithm = run.algorithm.with_kl(controllers.kl.coef) if controllers.kl else run.algorithm
         scores = await annotate(
             batch.groups,
             algorithm.needs,

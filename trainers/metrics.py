@@ -1,4 +1,4 @@
-"""The numbers of a step. What is logged is what is optimised: rewards here are those the advantages were made of."""
+"""The numbers of a step. Rewards here are those that were judged; the loop adds what the advantages were made of."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from jurat.trainers.rollouts import BASELINE, rollout_id, to_rollout
 
 
 @dataclass(frozen=True, slots=True)
-class Teacher:
+class RolloutMaker:
     """Makes scored rollouts of completions that are given with a problem; the reward is what their row says of them."""
 
     run: str
@@ -76,22 +76,22 @@ def _group(visit: Visit, *scored: Scored, baseline: Scored | None = None) -> Gro
     return Group(visit=visit, scored=scored, allocation=given, baseline=baseline)
 
 
-def demonstrations(visits: Sequence[Visit], teacher: Teacher) -> tuple[Group, ...]:
+def demonstrations(visits: Sequence[Visit], maker: RolloutMaker) -> tuple[Group, ...]:
     """One group per visit: its solution, with reward 1."""
-    return tuple(_group(visit, teacher.scored(visit, solution(visit.problem)[0], 1.0, index=0)) for visit in visits)
+    return tuple(_group(visit, maker.scored(visit, solution(visit.problem)[0], 1.0, index=0)) for visit in visits)
 
 
-def pairs(visits: Sequence[Visit], teacher: Teacher) -> tuple[Group, ...]:
+def pairs(visits: Sequence[Visit], maker: RolloutMaker) -> tuple[Group, ...]:
     """One group per visit: the chosen completion with reward 1, then the rejected one with 0."""
     made = []
     for visit in visits:
         chosen, rejected = pair(visit.problem)
-        scored = teacher.scored(visit, chosen, 1.0, index=0), teacher.scored(visit, rejected, 0.0, index=1)
+        scored = maker.scored(visit, chosen, 1.0, index=0), maker.scored(visit, rejected, 0.0, index=1)
         made.append(_group(visit, *scored))
     return tuple(made)
 
 
-def labelled(visits: Sequence[Visit], teacher: Teacher) -> tuple[Group, ...]:
+def labelled(visits: Sequence[Visit], maker: RolloutMaker) -> tuple[Group, ...]:
     """One group per visit: its completion with its label as reward.
 
     The baseline is mismatched: the completion of the next visit after this prompt, for KTO's reference point (arXiv
@@ -99,11 +99,11 @@ def labelled(visits: Sequence[Visit], teacher: Teacher) -> tuple[Group, ...]:
     """
     made = []
     for visit, other in zip(visits, (*visits[1:], *visits[:1]), strict=True):
-        own = teacher.scored(visit, completion(visit.problem)[0], float(visit.problem.columns["label"]), index=0)
+        own = maker.scored(visit, completion(visit.problem)[0], float(visit.problem.columns["label"]), index=0)
         baseline = None
         if _asked(visit.problem) != _asked(other.problem):
-            crossed = teacher.scored(visit, completion(other.problem)[0], None, index=BASELINE)
-            baseline = crossed if len(crossed.rollout.tokens) <= teacher.tokenizer.max_length else None
+            crossed = maker.scored(visit, completion(other.problem)[0], None, index=BASELINE)
+            baseline = crossed if len(crossed.rollout.tokens) <= maker.tokenizer.max_length else None
         made.append(_group(visit, own, baseline=baseline))
     return tuple(made)
 
@@ -112,7 +112,7 @@ def _asked(problem: Problem) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in problem.messages]
 
 
-Groups = Callable[[Sequence[Visit], Teacher], tuple[Group, ...]]
+Groups = Callable[[Sequence[Visit], RolloutMaker], tuple[Group, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Given:
     problems: ProblemSource
     by_id: Mapping[str, Problem]
     groups: Groups
-    teacher: Teacher
+    maker: RolloutMaker
     prompts_per_step: int
     plans: dict[int, tuple[Visit, ...]] = field(default_factory=dict)
 
@@ -143,7 +143,7 @@ class Given:
         self.plans[step] = self.problems.draw(self.prompts_per_step)
 
     async def batch(self, step: int) -> Batch:
-        return Batch(step=step, groups=self.groups(self.plans[step], self.teacher))
+        return Batch(step=step, groups=self.groups(self.plans[step], self.maker))
 
     def observe(self, batch: Batch) -> None:
         self.plans.pop(batch.step, None)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jurat.platform.recipe import (
-    OFFLINE,
     AdvantageName,
     AggregationName,
     Allocation,
@@ -86,7 +85,8 @@ def filled(recipe: Recipe) -> Recipe:
     stages = []
     for stage, (_, whole) in zip(recipe.stages, recipe.staged(), strict=True):
         full = _filled(whole)
-        keys = ("algorithm", "allocation", "updates_per_step") if full.algorithm.name not in OFFLINE else ("algorithm",)
+        samples = isinstance(full.algorithm, PolicyGradient)
+        keys = ("algorithm", "allocation", "updates_per_step") if samples else ("algorithm",)
         given = {key: getattr(full, key) for key in keys}
         stages.append(stage.model_copy(update=given))
     return recipe.model_copy(update={"stages": tuple(stages)})
@@ -104,8 +104,9 @@ def _filled(recipe: Recipe) -> Recipe:
     if preset.critic is not None and part.critic is None and part.advantage in (None, preset.advantage):
         found["critic"] = preset.critic
     out: dict[str, object] = {"algorithm": part.model_copy(update=found)}
-    if preset.allocation is not None and "allocation" not in recipe.model_fields_set:
-        out["allocation"] = preset.allocation
+    if preset.allocation is not None and "name" not in recipe.allocation.model_fields_set:
+        given = {key: getattr(recipe.allocation, key) for key in recipe.allocation.model_fields_set}
+        out["allocation"] = type(preset.allocation)(**{**preset.allocation.model_dump(), **given})
     if preset.updates_per_step is not None and "updates_per_step" not in recipe.model_fields_set:
         out["updates_per_step"] = preset.updates_per_step
     return recipe.model_copy(update=out)

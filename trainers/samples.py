@@ -353,16 +353,10 @@ async def annotate(
     samples = [_for_scoring(scored.rollout, atom) for atom, group in enumerate(groups) for scored in _learning(group)]
     crossed = [_for_scoring(g.baseline.rollout, atom) for atom, g in enumerate(groups) if g.baseline is not None]
     scores: dict[str, dict[str, FloatArray]] = {}
-    for column, role, wanted in _wanted((needs, samples), (baselines, crossed)):
-        packed = pack(wanted, None, token_mean, ranks=scorers[role].ranks, tokens=tokens)
-        arrays = await scorers[role].score(packed.rounds)
-        found = packed.unpack(arrays, wanted)
-        scores.setdefault(column, {}).update(
-            (sample.rollout_id, array) for sample, array in zip(wanted, found, strict=True) if array is not None
-        )
+    for columns, wanted in ((needs, samples), (baselines, crossed)):
+        for column, role in columns.items():
+            packed = pack(wanted, None, token_mean, ranks=scorers[role].ranks, tokens=tokens)
+            found = packed.unpack(await scorers[role].score(packed.rounds), wanted)
+            made = scores.setdefault(column, {})
+            made |= {s.rollout_id: array for s, array in zip(wanted, found, strict=True) if array is not None}
     return scores
-
-
-def _wanted(*parts: tuple[Mapping[str, str], Sequence[Sample]]) -> list[tuple[str, str, Sequence[Sample]]]:
-    """(column, role, samples to score) of (needs, samples)."""
-    return [(column, role, samples) for needs, samples in parts for column, role in needs.items()]

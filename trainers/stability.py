@@ -24,22 +24,6 @@ State = Mapping[str, Any]
 
 
 @dataclass(slots=True)
-class FixedKL:
-    """The coefficient never moves."""
-
-    coef: float
-
-    def update(self, kl: float, samples: int) -> None:
-        pass
-
-    def state(self) -> State:
-        return {}
-
-    def restore(self, state: State) -> None:
-        pass
-
-
-@dataclass(slots=True)
 class AdaptiveKL:
     """``coef *= 1 + clip(kl / target - 1, -0.2, 0.2) * samples / horizon`` (Ziegler et al., arXiv 1909.08593, section 2.2).
 
@@ -74,7 +58,7 @@ class AdaptiveKL:
 class KLClip:
     """Clip norm ``c0 * clip(target / ema(KL), low, high)``: shorter steps while the policy moves fast (ours).
 
-    KL is the sampler's from the trained policy, per token; an estimate may be negative, which counts as none at all.
+    KL(sampler || policy) in nats per token; an estimate may be negative, which counts as none at all.
     """
 
     norm: float

@@ -21,7 +21,7 @@ from jurat.engine.ray.hosts import Host, Lost
 from jurat.engine.ray.judging import JudgeActor
 from jurat.engine.ray.machines import LearnerActor, SamplerActor
 from jurat.engine.tokenizer import HFTokenizer
-from jurat.platform.errors import RunFailed
+from jurat.platform.errors import ConfigError, RunFailed
 from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 from jurat.platform.types import VerifierSpec
 
@@ -67,6 +67,9 @@ class RayHome:
         **rest: Any,
     ) -> RayEngine:
         """As ``local.build``, which every actor calls; adapters are the learner's alone: what it publishes is merged."""
+        if engine.ranks > 1:
+            raise ConfigError("the home ray holds a learner of one rank so far", where="engine.ranks",
+                              fix="set engine.ranks: 1, or engine.home: local")  # fmt: skip
         tokenizer = HFTokenizer(folder)
         hosts: list[Host] = []
 
@@ -76,7 +79,10 @@ class RayHome:
             return hosts[-1]
 
         def make(role: str, *, lora: LoRA | None = None) -> Callable[[], local.LocalEngine]:
-            own = engine.model_copy(update={"home": "local", "threads": self.cluster.threads(role)})
+            drawn_by = engine.sampler if role == "sampler" else "own"
+            own = engine.model_copy(
+                update={"home": "local", "sampler": drawn_by, "threads": self.cluster.threads(role)}
+            )
             return partial(local.build, folder.resolve(), own, optim, sampling, lora=lora, **rest)
 
         async def begin_learner(host: Host) -> None:
@@ -129,7 +135,7 @@ class RayHome:
         return RayEngine(
             tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
             reference=lambda: RemoteScorer(copied("reference")), critic=critic, hosts=hosts,
-            info={**info, "kernels": sampled.get("kernels"), "home": "ray", "threads": threads},
+            info={**info, **{key: sampled[key] for key in ("sampler", "kernels")}, "home": "ray", "threads": threads},
         )  # fmt: skip
 
     @contextmanager

@@ -39,7 +39,7 @@ class SamplerActor(Actor):
         return await self.machine.sampler.sample(item)
 
     async def publish(self, version: int, packed: Mapping[str, Array]) -> None:
-        network = self.machine.learner.network
+        network = _in_process(self.machine).network
 
         def load() -> None:
             fill(network.views(), packed)
@@ -64,7 +64,7 @@ class LearnerActor(Actor):
     async def start(self, make: Make) -> Mapping[str, Any]:
         with self.uncounted():
             self.machine = await asyncio.to_thread(make)
-        self._hold(self.machine.learner)
+        self._hold(_in_process(self.machine))
         return self.machine.info
 
     async def critic(self, optim: Optim, total_steps: int) -> None:
@@ -116,3 +116,8 @@ class LearnerActor(Actor):
 
         with self.uncounted():
             await compute.run(load)
+
+
+def _in_process(machine: LocalEngine) -> LocalLearner:
+    assert isinstance(machine.learner, LocalLearner), "RayHome.build refuses several ranks"
+    return machine.learner

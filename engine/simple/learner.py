@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from jurat.engine.learner import Tally
-from jurat.engine.logprobs import chunked_logprobs, source_index
+from jurat.engine.logprobs import Reduce, chunked_logprobs, reduce_logits, source_index
 from jurat.platform.errors import ModelError
 from jurat.platform.ports import Objective
 from jurat.platform.types import Microbatch
@@ -31,6 +31,11 @@ class SimpleNetwork:
     is off: the policy that learns is the one that samples. ``temperature`` is the sampler's.
     """
 
+    reduce: Reduce = staticmethod(reduce_logits)
+    """From logits to log-probs and entropy."""
+    tolerance = 1e-3
+    """Of states and logits, as norms, in the check at the start; the check runs in float32."""
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -41,8 +46,9 @@ class SimpleNetwork:
         chunk: int = 512,
     ) -> None:
         self.model, self.dtype, self.temperature, self.chunk = model, dtype, temperature, chunk
-        _silence(model, checkpointing=checkpointing)
+        silence(model, checkpointing=checkpointing)
         self.master, self.num_matrix = _flatten(self.learned())
+        self.device = self.master.device
         self.packs = self._check()
 
     def learned(self) -> Iterable[nn.Parameter]:
@@ -84,8 +90,9 @@ class SimpleNetwork:
         with torch.autocast(mb.tokens.device.type, torch.bfloat16, enabled=self.dtype != torch.float32):
             hidden = self._hidden(mb.tokens, mb.offsets)[source_index(mb.loss_mask)]
             found, entropy = chunked_logprobs(
-                self._head, hidden, mb.tokens[mb.loss_mask], temperature=self.temperature, chunk=self.chunk
-            )
+                self._head, hidden, mb.tokens[mb.loss_mask], temperature=self.temperature, chunk=self.chunk,
+                reduce=self.reduce,
+            )  # fmt: skip
         zeros = found.new_zeros(len(mb.tokens))
         return zeros.masked_scatter(mb.loss_mask, found), entropy
 
@@ -110,7 +117,7 @@ class SimpleNetwork:
     @torch.no_grad()
     def _check(self) -> bool:
         """Whether packing gives each segment's own states; raises ModelError if the head cannot be run by itself."""
-        device = self.master.device
+        device = self.device
         tokens = torch.arange(1, 8, device=device) % self.model.config.get_text_config().vocab_size
         offsets = torch.tensor([0, 3, 7], device=device)
         self.packs = False
@@ -119,12 +126,15 @@ class SimpleNetwork:
         if "position_ids" not in inspect.signature(self.model.base_model.forward).parameters:
             return False
         self.packs = True
-        return torch.allclose(self._hidden(tokens, offsets), alone, rtol=1e-3, atol=1e-3)
+        return self._close(self._hidden(tokens, offsets), alone)
+
+    def _close(self, found: Tensor, wanted: Tensor) -> bool:
+        return bool((found - wanted).norm() <= self.tolerance * wanted.norm())
 
     def _check_head(self, tokens: Tensor, hidden: Tensor) -> None:
         whole = self.model(input_ids=tokens[None], use_cache=False).logits[0]
         self._outputs = type(self.model.base_model(input_ids=tokens[None], use_cache=False))
-        if not torch.allclose(self._head(hidden), whole, rtol=1e-3, atol=1e-3):
+        if not self._close(self._head(hidden), whole):
             raise ModelError(f"{type(self.model).__name__}: the head does not give its logits from last hidden states",
                              fix="this architecture needs a network of its own in engine/")  # fmt: skip
 
@@ -179,7 +189,7 @@ def _flatten(learned: Iterable[nn.Parameter]) -> tuple[Tensor, int]:
     return flat, num_matrix
 
 
-def _silence(model: PreTrainedModel, *, checkpointing: bool) -> None:
+def silence(model: PreTrainedModel, *, checkpointing: bool) -> None:
     """No dropout, no embedding row without gradient; layers recompute activations if ``checkpointing``."""
     model.requires_grad_(True)
     for module in model.modules():

@@ -331,6 +331,13 @@ def test_a_shown_recipe_can_be_used(jurat: Any, tmp_path: Path) -> None:
         assert {**again, "name": "tiny"} == jurat("recipes", "show", "tiny", "--json").json
 
 
+def test_a_recipe_shown_in_full_keeps_what_its_algorithm_brings(jurat: Any, tmp_path: Path) -> None:
+    (tmp_path / "d.yaml").write_text("model: tiny-random\nalgorithm: dapo\ndata: {train: {source: generated}}\n")
+    (tmp_path / "full.yaml").write_text(jurat("recipes", "show", tmp_path / "d.yaml", "--full").out)
+    full = jurat("recipes", "show", tmp_path / "full.yaml", "--json").json
+    assert (full["allocation"]["name"], full["updates_per_step"], full["algorithm"]["clip_high"]) == ("dapo", 4, 0.28)
+
+
 def test_schema_knows_every_part(jurat: Any) -> None:
     schema = json.loads(jurat("recipes", "show", "--schema").out)
     assert schema["additionalProperties"] is False

@@ -41,6 +41,14 @@ def test_lines_without_a_terminal(trained: Any) -> None:
     assert "Warning" not in trained.err and "no checkpoint before" not in trained.err
 
 
+def test_a_checkpoint_names_the_one_its_stage_began_from(jurat: Any, trained: Any) -> None:
+    shown = jurat("runs", "show", "latest", "--json", "--home", trained.home).json["checkpoints"]
+    digests = {c["stage"]: c["digest"] for c in shown}
+    assert [(c["stage"], c["parent"]) for c in shown if c["step"]][-1] == ("grpo", digests["sft"])
+    named = 1 + sum(c["parent"] == digests["sft"] for c in shown)
+    assert jurat("runs", "show", "latest", "--home", trained.home).out.count(digests["sft"][:23]) == named
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -69,6 +77,27 @@ def test_dry_run_trains_nothing(jurat: Any, small: Path, tmp_path: Path) -> None
     assert not (tmp_path / "home" / "runs").exists()
     told = jurat("train", small, "--dry-run")
     assert "Nothing was trained" in told.out and "grpo, 8 steps" in told.out
+
+
+def test_dry_run_counts_pairs_as_pairs_and_claims_no_gold_where_there_is_none(
+    jurat: Any, small: Path, tmp_path: Path
+) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n')
+    recipe = tmp_path / "dpo.yaml"
+    recipe.write_text(
+        "model: tiny-random\nalgorithm: dpo\nprompts_per_step: 4\nsteps: 1\n"
+        "data: {train: {source: pairs.jsonl, fields: {question: prompt}}}\n"
+    )
+    told = jurat("train", recipe, "--dry-run").out
+    assert "data    train 1 pairs" in told and "step    4 pairs" in told
+    assert "The data has no gold answers to verify." in told and "Every gold" not in told
+
+
+def test_dry_run_counts_the_greedy_sample_of_remax(jurat: Any, small: Path) -> None:
+    given = ("--set", "stages.1.algorithm.name=remax", "--set", "stages.1.allocation={samples_per_prompt: 1}")
+    stage = jurat("train", small, *given, "--dry-run", "--json").json["stages"][1]
+    assert (stage["samples_per_step"], stage["max_new_tokens_per_step"]) == (8, 48)
 
 
 @pytest.mark.parametrize(

@@ -183,4 +183,6 @@ def test_split_of_the_role_unless_the_source_names_one():
     plain = Source(source="generated:plain")
     assert not keys(plain, "train") & keys(plain, "held_out")
     assert keys(plain, "unseen") == keys(plain, "held_out")
+    recorded = Source.model_validate(plain.model_dump(mode="json"))  # as a run keeps it, and --resume reads it
+    assert keys(recorded, "held_out") == keys(plain, "held_out")
     assert keys(Source(source="generated:plain", split="train"), "held_out") == keys(plain, "train")

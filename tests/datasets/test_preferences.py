@@ -201,6 +201,11 @@ def test_show_and_check_guess_preferences(jurat, tmp_path):
     assert (shown["holds"], shown["sample"][0]["reference"]) == ("labels", "4")
     assert "5  (bad)" in jurat("show", labels)[1]
     assert jurat("check", labels)[0] == 0
+    row = {"prompt": "2+2=", "completion": "4", "label": True}
+    other = {**row, "prompt": "3+3="}
+    mixed = write(tmp_path / "c.jsonl", row, other, {**row, "prompt": "1+1=", "label": "maybe"})
+    code, out, _ = jurat("check", mixed)
+    assert code == 3 and "field 'label' holds 'maybe', expected true or false" in out and "bad rows: 1" in out
 
 
 def test_check_reads_a_recipe_by_its_stages(jurat, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from jurat.engine.batching import BatchedSampler
+from jurat.engine.decoding import Decoding
 from jurat.engine.sampling import draw
 from jurat.platform.errors import ConfigError
 from jurat.platform.types import Request, Sampling
@@ -57,7 +58,7 @@ def decoder():
 
 @pytest.fixture
 def sampler(decoder):
-    made = BatchedSampler(decoder, max_concurrent=8)
+    made = BatchedSampler(Decoding(decoder, max_concurrent=8))
     yield made
     made.close()
 

@@ -25,7 +25,7 @@ def cases(file):
     return [
         pytest.param(
             case,
-            tolerances["float32" if "float32" in case.get("dtype", "") else "float64"],
+            tolerances["float32" if "float32" in str(case.get("dtype")) else "float64"],
             id=f"{file}:{case['id']}",
         )
         for case in document["cases"]

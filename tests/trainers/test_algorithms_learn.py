@@ -63,5 +63,7 @@ def test_it_lifts_held_out_accuracy(algorithm, steps, start, tmp_path):
     settings = {"prompts_per_step": 8, "optim": {"lr": 2e-4}, **OWN.get(algorithm["name"], {})}
     done = train(tmp_path, model=start, algorithm=algorithm, steps=steps, **settings)
     before, after = (evaluation.accuracy for evaluation in done.evaluations)
+    told = [f"{each.value:.3f} [{each.low:.3f}, {each.high:.3f}]" for each in (before, after)]
+    print(f"{algorithm['name']}: held out {' -> '.join(told)}")  # pytest -rP shows it
     assert before.value < 0.2
     assert after.low > before.high, (before, after)

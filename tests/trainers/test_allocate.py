@@ -324,7 +324,9 @@ def test_dapo_reference_vectors():
 def test_dapo_by_hand():
     assert mixed_share(0.5, 2) == 0.5
     assert rollouts_per_mixed_group(0.5, 2) == 4.0
-    assert rollouts_per_mixed_group(0.0, 8) == float("inf")
+    assert rollouts_per_mixed_group(0.0, 8) == rollouts_per_mixed_group(0.5, 1) == float("inf")
+    # 1 - p^n - (1 - p)^n at n = 2 is 2 p (1 - p), also where p is next to 0.
+    assert mixed_share(1e-9, 2) == pytest.approx(2e-9 * (1 - 1e-9), rel=1e-14)
 
 
 def test_dapo_goes_by_correctness_not_by_the_shaped_reward():

@@ -36,7 +36,7 @@ from jurat.trainers import launch
 from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.controllers import Controllers, build_controllers
 from jurat.trainers.losses.clipped import Clipped
-from jurat.trainers.stability import AdaptiveKL, FixedKL, KLClip, ResumeGuard, RewardNormaliser
+from jurat.trainers.stability import AdaptiveKL, KLClip, ResumeGuard, RewardNormaliser
 
 
 def recipe(algorithm=None, **given):
@@ -93,7 +93,7 @@ def test_nothing_asked_for_changes_nothing():
     assert made.clip_norm is None
     made.observe(report(grad_norm=1.0))
     assert made.steer(None, 0) == {}
-    assert made.kl == FixedKL(0.0)
+    assert made.kl is None
 
 
 def test_each_key_reaches_its_controller():
@@ -111,7 +111,7 @@ def test_each_key_reaches_its_controller():
     assert made.clip == KLClip(0.5, 0.01, 0.2, 2.0, 0.5)
     assert made.guard == ResumeGuard(4, 0.5, 2.0)
     assert made.reward == "sha256:r"
-    assert controllers({"kl": {"coef": 0.1}}).kl == FixedKL(0.1)
+    assert controllers({"kl": {"coef": 0.1}}).kl is None  # it stays as it is
     assert controllers({"name": "sft"}, optim={"resume_guard": {}}).guard == ResumeGuard()
     assert controllers({"name": "dapo"}, optim={"kl_clip": {"target": 0.01}}).clip is not None  # 4 updates a step
 
@@ -487,7 +487,7 @@ def test_a_recipe_reaches_every_schedule_and_given_completions_have_no_sampler(t
 
 def test_non_finite_updates_are_counted_over_the_updates_of_a_step(tmp_path):
     with pytest.raises(RunFailed, match=r"3 updates in a row had a non-finite loss or gradient"):
-        run(tmp_path, optim={"lr": 1e30, "resume_guard": {}}, algorithm={"name": "sft"})
+        run(tmp_path, optim={"lr": 1e30, "resume_guard": {}}, algorithm={"name": "sft"}, allocation={})
     store = Store.open(None, tmp_path)
     assert store.run("r").state == "failed"
     store.close()

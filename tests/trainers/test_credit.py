@@ -217,6 +217,13 @@ def test_shaping_of_an_uninformed_potential_is_leave_one_out():
         close(got, np.full(5, wanted))
 
 
+@pytest.mark.parametrize("rule", ["sum", "min", "shaped"])
+def test_equal_solutions_of_equal_steps_have_no_advantage_at_all(rule):
+    group = [solution([0.1, 0.1, 0.1], outcome=0.1) for _ in range(3)]
+    for one in CREDITS[rule](group):
+        assert not one[:1].any()
+
+
 # ---- reference vectors ----
 
 

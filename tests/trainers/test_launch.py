@@ -86,6 +86,17 @@ def test_it_learns(tmp_path):
     assert np.mean(sft_losses[-5:]) < 0.5 * np.mean(sft_losses[:5])
 
 
+def test_the_schedule_counts_the_updates_that_there_are(tmp_path):
+    """Two prompts make two updates at most, however many are asked for: the rate ends where it should."""
+    rates = []
+    for asked in (2, 9):
+        shape = {"prompts_per_step": 2, "updates_per_step": asked, "evaluate.problems": 4, "evaluate.final_problems": 4}
+        _, screen = run(tmp_path / str(asked), {**shape, "optim.schedule": "linear"})
+        rates.append([update.metrics["lr"] for report in screen.steps for update in report.updates])
+    assert rates[0] == rates[1] and len(rates[0]) == 4
+    assert rates[0][-1] < 0.3 * rates[0][0]
+
+
 def test_both_paths_of_the_engine_take_the_same_steps(tmp_path):
     """float32: the fast path and plain transformers sample the same tokens and reach the same loss."""
     rows = {}
@@ -245,7 +256,7 @@ def test_a_long_solution_is_left_out_or_refused_never_cut(tmp_path):
 
 
 def test_a_curriculum_without_sampling_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="supervised fine-tuning samples nothing"):
+    with pytest.raises(ConfigError, match=r"algorithm.name 'sft' samples nothing"):
         run(tmp_path, base=TEACH, data={**TINY["data"], "curriculum": {}})
 
 

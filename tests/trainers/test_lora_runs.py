@@ -114,7 +114,7 @@ def test_full_fine_tuning_then_adapters_and_a_resume(tmp_path, path):
 def test_adapters_learn(tmp_path):
     """Supervised, on a random model: the loss falls, by adapters alone."""
     changes = {"lora": {"rank": 16, "alpha": 64}, "optim.lr": 5e-3, "prompts_per_step": 16, "steps": 30}
-    changes |= {"stages": [], "algorithm": {"name": "sft"}, "checkpoint": {}}
+    changes |= {"stages": [], "algorithm": {"name": "sft"}, "allocation": {}, "checkpoint": {}}
     _, screen = train(tmp_path, changes)
     losses = [report.metrics["policy/loss"] for _, report in screen.steps]
     assert np.mean(losses[-5:]) < losses[0] - 1.0  # nats per token

@@ -19,7 +19,7 @@ from jurat.trainers.algorithms import build_algorithm, refuse_idle
 from jurat.trainers.data import short_enough
 from jurat.trainers.evaluate import loss_of
 from jurat.trainers.losses.preference import DPO, KTO
-from jurat.trainers.offline import KINDS, Given, Teacher
+from jurat.trainers.offline import KINDS, Given, RolloutMaker
 from jurat.trainers.packing import pack
 from jurat.trainers.presets import filled
 from jurat.trainers.samples import annotate
@@ -78,7 +78,7 @@ def recipe(name, **more):
 
 
 def groups_of(name, *columns, **more):
-    return KINDS[name].groups(visits(*columns, **more), Teacher("run", "stage", Tokenizer()))
+    return KINDS[name].groups(visits(*columns, **more), RolloutMaker("run", "stage", Tokenizer()))
 
 
 def text(scored):
@@ -158,8 +158,8 @@ async def test_a_source_goes_on_where_it_was(name):
 
     def source():
         by_id = {visit.problem.id: visit.problem for visit in drawn}
-        teacher = Teacher("run", "s", Tokenizer())
-        return Given(problems=Order(drawn), by_id=by_id, groups=KINDS[name].groups, teacher=teacher, prompts_per_step=2)
+        maker = RolloutMaker("run", "s", Tokenizer())
+        return Given(problems=Order(drawn), by_id=by_id, groups=KINDS[name].groups, maker=maker, prompts_per_step=2)
 
     def ids(batch):
         return [scored.rollout.id for group in batch.groups for scored in group.scored]
@@ -271,7 +271,7 @@ def test_any_split_moves_a_model_alike(path, tmp_path):
     engine = local.build(
         folder, Engine(dtype="float32", threads=1, path=path), Optim(), SamplingPart(max_new_tokens=4), total_steps=1
     )
-    network, teacher = engine.learner.network, Teacher("", "", engine.tokenizer)
+    network, maker = engine.learner.network, RolloutMaker("", "", engine.tokenizer)
     rows = {
         "dpo": [pair("12", "345"), pair("6", "78"), pair("910", "1"), pair("2", "3")],
         "kto": [labelled("12", True), labelled("345", False), labelled("6", True)],
@@ -279,7 +279,7 @@ def test_any_split_moves_a_model_alike(path, tmp_path):
     try:
         for name, objective in (("dpo", DPO(beta=0.5)), ("dpo", DPO(kind="ipo")), ("kto", KTO())):
             algorithm = build_algorithm(recipe(name))
-            groups = KINDS[name].groups(visits(*rows[name]), teacher)
+            groups = KINDS[name].groups(visits(*rows[name]), maker)
             ids = [s.rollout for g in groups for s in g.scored]
             scores = {"ref_logprobs": {r.id: -2.0 * r.loss_mask.astype(np.float32) for r in ids}}
             samples = dataclasses.replace(algorithm, point_needs={}).samples(groups, scores)
@@ -322,7 +322,8 @@ def test_an_allocation_of_a_stage_that_samples_nothing_is_refused(name):
     offline, sampled = {"name": "one", "steps": 1, "algorithm": {"name": name}}, {"name": "two", "steps": 1}
     with pytest.raises(ConfigError) as caught:
         refuse_idle(recipe("grpo", stages=[{**offline, **RL}, sampled]))
-    assert caught.value.where == "stages.one.allocation"
+    assert (caught.value.where, caught.value.fix) == ("stages.one.allocation", "leave it out")
+    refuse_idle(recipe(name, **RL | {"allocation": {}}))  # as the error of a recipe without stages says
     shared = recipe("grpo", **RL, stages=[offline, sampled])
     refuse_idle(shared)
     refuse_idle(filled(shared))

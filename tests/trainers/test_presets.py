@@ -8,7 +8,7 @@ import pytest
 
 from jurat.platform.config import validate
 from jurat.platform.errors import ConfigError
-from jurat.platform.recipe import Dapo, Recipe
+from jurat.platform.recipe import Dapo, Recipe, Uniform
 from jurat.platform.types import (
     Allocation,
     Group,
@@ -223,6 +223,10 @@ def test_credit_of_steps():
             named("grpo", corrections=[{"name": "icepop", "low": 3.0}]),
             r"corrections\[0\].low 3.0 is not below its high 2.0",
         ),
+        (
+            named("grpo", corrections=[{"name": "tis"}, {"name": "reject"}, {"name": "decoupled"}]),
+            r"algorithm.corrections has 'tis' and 'decoupled'.*more than once",
+        ),
         (named("grpo", credit={"name": "shaped"}), r"algorithm.credit.name 'shaped'.*reward.members has role process"),
         (named("grpo", clip_low=-0.1), r"clip_low.*more than 0"),
         (named("grpo", advantage="gae"), r"algorithm.advantage 'gae' .* algorithm.critic is not given"),
@@ -247,10 +251,30 @@ def test_corrections_reach_the_loss():
     made = algorithm(**named("grpo", corrections=[{"name": "tis", "high": 3.0}, {"name": "reject", "limit": 0.5}]))
     tis, reject = made.objectives["policy"].corrections
     assert (tis.low, tis.high, tis.outside) == (0.0, 3.0, "clip")
-    assert (reject.high, reject.level) == (0.5, "token")
+    assert (reject.low, reject.high, reject.level) == (-math.inf, 0.5, "token")
+    (both,) = (
+        algorithm(**named("grpo", corrections=[{"name": "reject", "divergence": "k1", "limit": 0.5}]))
+        .objectives["policy"]
+        .corrections
+    )
+    assert (both.low, both.high) == (-0.5, 0.5)
     assert made.objectives["policy"].token_local
 
 
 def test_the_table_in_the_documents_names_every_preset():
     page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
     assert {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")} == set(PRESETS)
+
+
+def test_numbers_alone_keep_the_allocation_of_the_preset():
+    def given(algorithm, allocation):
+        value = {"model": "m", "data": {"train": {"source": "generated"}}, "algorithm": algorithm}
+        made = filled(validate({**value, "allocation": allocation}, where="test"))
+        assert filled(made) == made
+        return made.allocation
+
+    assert given("dapo", {"samples_per_prompt": 4}) == Dapo(name="dapo", samples_per_prompt=4)
+    assert given("dapo", {}) == given("dapo", "dapo") == Dapo(name="dapo")
+    assert given("dapo", {"name": "uniform", "samples_per_prompt": 4}) == Uniform(samples_per_prompt=4)
+    assert given("remax", {}) == Uniform(samples_per_prompt=1)
+    assert given("grpo", {"samples_per_prompt": 4}) == Uniform(samples_per_prompt=4)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jurat.engine.optim import AdamW
 from jurat.platform.recipe import Optim
 from jurat.trainers.advantages import grpo
-from jurat.trainers.stability import AdaptiveKL, FixedKL, KLClip, Moments, ResumeGuard, RewardNormaliser
+from jurat.trainers.stability import AdaptiveKL, KLClip, Moments, ResumeGuard, RewardNormaliser
 
 
 def through_json(state):
@@ -54,13 +54,6 @@ def test_a_kl_that_is_no_number_moves_no_coefficient_and_an_infinite_one_counts_
     assert control.coef == pytest.approx(0.5 * 1.1)
     control.update(-math.inf, 50)
     assert control.coef == pytest.approx(0.5 * 1.1 * 0.9)
-
-
-def test_a_fixed_coefficient_stays():
-    control = FixedKL(0.2)
-    control.update(100.0, 100)
-    control.restore(through_json(control.state()))
-    assert control.coef == 0.2
 
 
 # ---- clipping ----

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, expm1, inf, log1p
 
 from jurat.platform.types import Allocation, Group, Visit
 from jurat.trainers.allocation.posterior import Correctness
@@ -18,7 +18,8 @@ def mixed(scores: Sequence[float]) -> bool:
 
 def mixed_share(p: float, n: int) -> float:
     """P(a group of n is mixed) at success p: ``1 - p^n - (1 - p)^n``."""
-    return 1.0 - p**n - (1.0 - p) ** n
+    rare = min(p, 1.0 - p)
+    return -expm1(n * log1p(-rare)) - rare**n if n > 1 else 0.0  # no difference of numbers near 1
 
 
 def rollouts_per_mixed_group(p: float, n: int) -> float:

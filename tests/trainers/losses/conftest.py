@@ -25,14 +25,14 @@ class Rows:
         document = json.loads(path.read_text())
 
         def tolerance(case):
-            return document["tolerance"]["float32" if "float32" in case["dtype"] else "float64"]
+            return document["tolerance"]["float32" if "float32" in str(case.get("dtype")) else "float64"]
 
         return document["cases"], tolerance
 
     @staticmethod
     def tensor(values, case):
         """Of the case's dtype (that of the computation where it says so); NaN and infinities are strings."""
-        dtype = torch.float32 if "float32" in case["dtype"] else torch.float64
+        dtype = torch.float32 if "float32" in str(case.get("dtype")) else torch.float64
 
         def number(value):
             return [number(v) for v in value] if isinstance(value, list) else float(value)

@@ -157,8 +157,13 @@ def test_cross_entropy():
     assert slope(CrossEntropy(), current, microbatch([0.5, 0.5], [0.0, 0.0]))[:2] == (2.0, [-0.5, -0.5])
 
 
+GIVEN = Importance(low=1e-8, outside="zero")
+"""A factor that a case gives as such; exp(-20) is as near to 0 as a log-ratio gets."""
+
+
 def check(rows, case, tolerance, objective, mode, *, names=("log_prob", "old_log_prob", "response_mask"), **columns):
     now, old, mask = (rows.tensor(case["inputs"][name], case) for name in names)
+    columns.setdefault("constant", mask.shape[1])
     advantages = rows.tensor(case["inputs"]["advantages"], case)
     mb = rows.microbatch(mask, mode, advantages=advantages, proximal_logprobs=old, **columns)
     loss, gradient, metrics = rows.run(objective, now, mb)
@@ -172,18 +177,17 @@ def test_verl_clipped(rows):
     for case in cases:
         params, given = case["params"], case["inputs"]
         extra, corrections = {}, ()
-        if given["rollout_is_weights"] is not None:  # given as weights there, as log-probs of the sampler here
+        if given.get("rollout_is_weights") is not None:  # given as weights there, as log-probs of the sampler here
             factors = rows.tensor(given["rollout_is_weights"], case)
             extra["sampler_logprobs"] = rows.tensor(given["old_log_prob"], case) - factors.log()
-            corrections = (Importance(),)
+            corrections = (GIVEN,)
         loss = Clipped(
             low=params["clip_ratio_low"],
             high=params["clip_ratio_high"],
             dual=params["clip_ratio_c"],
             corrections=corrections,
         )
-        columns = len(given["log_prob"][0])
-        metrics = check(rows, case, tolerance(case), loss, params["loss_agg_mode"], constant=columns, eps=1e-8, **extra)
+        metrics = check(rows, case, tolerance(case), loss, params["loss_agg_mode"], eps=1e-8, **extra)
         if params["loss_agg_mode"] == "token-mean":
             wanted = case["outputs"]["metrics"]["actor/pg_clipfrac"]
             assert metrics["clip_fraction"].item() == pytest.approx(wanted, abs=1e-6), case["id"]
@@ -273,9 +277,9 @@ def test_trl_policy(rows):
         shared = {"kl_coef": params.get("beta", 0.0), "kl_off_policy": params.get("use_bias_correction_kl", False)}
         bounds = {"low": params["epsilon_low"], "high": params["epsilon_high"]}
         old = sampler = rows.tensor(given["old_log_prob"], case)
-        if given["importance_sampling_ratio"] is not None:
+        if given.get("importance_sampling_ratio") is not None:
             sampler = old - rows.tensor(given["importance_sampling_ratio"], case).log()
-            shared["corrections"] = (Importance(),)
+            shared["corrections"] = (GIVEN,)
         if kind == "vespo":
             sampler = vespo_sampler(rows, case)
         if "off_policy_mask_threshold" in params:

@@ -1,0 +1,110 @@
+"""A learner cut over ranks, measured: an update, the weights on their way to the sampler, a checkpoint, resharding.
+
+    python benchmarks/ranks.py [--model smollm2] [--home .jurat] [--worlds 1x1,2x1,1x3] [--tokens 1024] [--json OUT]
+
+Worlds are fsdp x tp; one thread each. ``pull`` is what a publish costs (bfloat16, through shared memory), ``reshard`` brings
+the slices to tensor-parallel samplers on the same ranks over gloo, against one message of 64 MiB between two ranks. The
+peak of a rank is that of its process, imports (about 0.5 GiB) included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from jurat.engine import models, threads
+from jurat.engine.fsdp.learner import FsdpLearner
+from jurat.engine.fsdp.network import PLAN
+from jurat.engine.fsdp.processes import Processes
+from jurat.engine.fsdp.worker import RankSpec
+from jurat.engine.reshard import Layout
+from jurat.platform.types import Microbatch
+from jurat.trainers.losses.cross_entropy import CrossEntropy
+
+MIB = 1 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--home", type=Path, default=Path(".jurat"))
+    parser.add_argument("--worlds", default="1x1,2x1,1x3")
+    parser.add_argument("--tokens", type=int, default=1024, help="of an update, in segments of 128")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    threads.set_up(1)
+    folder = models.resolve(args.model, args.home)
+    worlds = [tuple(map(int, world.split("x"))) for world in args.worlds.split(",")]
+    rows = []
+    for fsdp, tp in worlds:
+        processes = Processes(fsdp * tp, env={"OMP_NUM_THREADS": "1"})
+        try:
+            learner = FsdpLearner(RankSpec(folder=folder, ranks=fsdp * tp, tp=tp, dtype=args.dtype), processes)
+            rows.append(measure(learner, args.tokens))
+            print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+        finally:
+            processes.close()
+    if args.json:
+        args.json.write_text(json.dumps({"model": args.model, "dtype": args.dtype, "rows": rows}, indent=2) + "\n")
+
+
+def measure(learner: FsdpLearner, tokens: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"world": f"{learner.ranks}x{learner.spec.tp}", "million": round(learner.parameters / 1e6, 1)}
+    rounds = (tuple(microbatch(tokens // learner.ranks, rank) for rank in range(learner.ranks)),)
+    for _ in range(2):  # the first makes kernels and buffers
+        began = time.perf_counter()
+        learner.wait(learner._update, rounds, CrossEntropy(), None)
+        row["update_s"] = round(time.perf_counter() - began, 2)
+    into = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in learner.shapes.items()}
+    for _ in range(2):
+        pulled = learner.pull(into)
+    row |= {"pull_MB": pulled.bytes_received // 10**6, "pull_s": round(pulled.seconds, 3)}
+    row["pull_MB_per_s"] = round(pulled.bytes_received / pulled.seconds / 1e6)
+    with TemporaryDirectory() as scratch:
+        began = time.perf_counter()
+        learner.wait(learner._save, Path(scratch))
+        row |= {"save_MB": learner.checkpoint_bytes // 10**6, "save_s": round(time.perf_counter() - began, 2)}
+    if learner.spec.ranks > 1:
+        row |= resharding(learner)
+    row["peak_MiB"] = max(learner.wait(learner._everywhere, "peak_bytes")) // MIB
+    return row
+
+
+def resharding(learner: FsdpLearner) -> dict[str, Any]:
+    """From the training layout to samplers of tp = ranks (of tp = 1, on rank 0, where that is the layout already)."""
+    ranks = learner.spec.ranks
+    cut = {name: dim for name in learner.shapes for suffix, dim in PLAN.items() if name.endswith(f"{suffix}.weight")}
+    target = Layout(tp=ranks, dims=cut) if learner.ranks > 1 else Layout()
+    found = [moved for _, moved in learner.wait(learner._everywhere, "carried", target, "bfloat16", 16 * MIB)]
+    link = learner.wait(learner._everywhere, "message", 64 * MIB)[1]  # it has arrived
+    speed = link.bytes_received / link.seconds
+    seconds = max(moved.seconds for moved in found)
+    most = max(found, key=lambda moved: moved.bytes_received)
+    return {
+        "reshard_MB": sum(moved.bytes_sent for moved in found) // 10**6, "reshard_s": round(seconds, 2),
+        "staged_MiB": max(moved.peak_bytes for moved in found) // MIB, "link_MB_per_s": round(speed / 1e6),
+        "share_of_link": round(most.share_of(speed), 2),
+    }  # fmt: skip
+
+
+def microbatch(tokens: int, seed: int) -> Microbatch:
+    draw = torch.Generator().manual_seed(seed)
+    count = max(1, tokens // 128)
+    mask = torch.ones(count, 128, dtype=torch.bool)
+    mask[:, :32] = False
+    on = mask.flatten().float()
+    return Microbatch(
+        tokens=torch.randint(0, 400, (128 * count,), generator=draw), offsets=torch.arange(0, 128 * count + 1, 128),
+        loss_mask=mask.flatten(), sampler_logprobs=torch.zeros_like(on), weights=on / on.sum(), advantages=on,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""An engine whose learner is cut over processes of this machine; the sampler stays here and pulls the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from jurat.engine import threads
+from jurat.engine.decoding import Decoder
+from jurat.engine.fsdp.learner import FsdpLearner
+from jurat.engine.fsdp.processes import Processes
+from jurat.engine.fsdp.worker import RankSpec
+from jurat.engine.llama.sampler import LlamaDecoder
+from jurat.engine.llama.weights import FlatWeights, shape_of
+from jurat.engine.sampling import Draws
+from jurat.engine.simple.sampler import SimpleDecoder
+from jurat.platform.recipe import Engine, Optim, SamplingPart
+from jurat.platform.types import IntArray
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+class PullingDecoder:
+    """A decoder whose weights come from elsewhere: each ``refresh`` pulls them first."""
+
+    def __init__(self, inner: Decoder, pull: Callable[[], object]) -> None:
+        self._inner, self._pull = inner, pull
+        self.max_length, self.refills, self.device, self.kernels = (
+            inner.max_length, inner.refills, inner.device, inner.kernels,
+        )  # fmt: skip
+        self.refresh()
+
+    def admit(self, prompts: Sequence[IntArray], draws: Draws) -> tuple[Tensor, Tensor]:
+        return self._inner.admit(prompts, draws)
+
+    def step(self, tokens: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        return self._inner.step(tokens, draws)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self._inner.keep(rows)
+
+    def refresh(self) -> None:
+        self._pull()
+        self._inner.refresh()
+
+
+def start(
+    folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *, total_steps: int, count: int
+) -> FsdpLearner:
+    """The learner and its processes, which share ``count`` threads."""
+    each = max(1, count // engine.ranks)
+    spec = RankSpec(
+        folder=folder, ranks=engine.ranks, tp=engine.tp, device=engine.device.partition(":")[0], dtype=engine.dtype,
+        temperature=sampling.temperature, checkpointing=engine.activation_checkpointing, offload=engine.offload,
+        threads=each, optim=optim, total=total_steps,
+    )  # fmt: skip
+    env = {**threads.recommended_env(), "OMP_NUM_THREADS": str(each), "TOKENIZERS_PARALLELISM": "false"}
+    processes = Processes(engine.ranks, preload=engine.device == "cpu", env=env)
+    try:
+        return FsdpLearner(spec, processes)
+    except BaseException:
+        processes.close()
+        raise
+
+
+def fast_decoder(config: PretrainedConfig, engine: Engine, learner: FsdpLearner) -> Decoder:
+    """The sampler's side: its working copy is pulled; of the master, which nobody learns here, only the norms."""
+    weights = FlatWeights(shape_of(config), dtype=getattr(torch, engine.dtype), device=engine.device)
+    masters = weights.views(weights.master)
+    into = weights.views(weights.working) | {name: view for name, view in masters.items() if view.dim() == 1}
+    return PullingDecoder(LlamaDecoder(weights, native=engine.kernels == "auto"), lambda: learner.pull(into))
+
+
+def simple_decoder(model: PreTrainedModel, learner: FsdpLearner) -> Decoder:
+    own = dict(model.named_parameters())
+    into = {name: own[name].detach() for name in learner.shapes}
+    return PullingDecoder(SimpleDecoder(model), lambda: learner.pull(into))

@@ -1,0 +1,103 @@
+"""Rows on their way through a vLLM engine in this process: continuous batching and paged attention are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jurat.engine.decoding import Row, Rows, deliver
+from jurat.engine.vllm import settings
+from jurat.platform import faults
+from jurat.platform.errors import ConfigError
+
+
+class VllmRows(Rows):
+    """``Rows`` of a vLLM engine (``settings.start``). Requests join the running batch at the next step.
+
+    ``source`` gives the learner's weights by their Hugging Face names; ``publish`` hands them over in ``dtype``
+    and has the cached keys and values of running requests computed anew.
+    """
+
+    def __init__(
+        self, engine: Any, *, max_length: int, dtype: torch.dtype, source: Callable[[], Mapping[str, Tensor]],
+        version: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(max_length=max_length, version=version)
+        self._engine, self._dtype, self._source = engine, dtype, source
+        self._fits: int = engine.vllm_config.model_config.max_model_len
+        self._live: dict[str, Row] = {}
+        self._names = map(str, count())
+
+    def refresh(self) -> None:
+        weights = ((name, tensor.to(self._dtype)) for name, tensor in self._source().items())
+        self._engine.collective_rpc("jurat_take", args=(weights,))  # one tensor at a time: no second copy of the model
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def close(self) -> None:
+        settings.stop(self._engine)
+        self._engine = None  # its memory goes with the last reference
+
+    def _turn(self) -> bool:
+        gone = [name for name, row in self._live.items() if row.cancelled]
+        if gone:
+            self._engine.abort_request(gone)
+            for name in gone:
+                del self._live[name]
+        if self._live:
+            faults.point("sampler.mid_decode")
+            for output in self._engine.step():
+                self._take(output)
+        return bool(self._live or self._asked())
+
+    def _take(self, output: Any) -> None:
+        """Append what a step drew for one request; deliver it if it ended."""
+        name, (part,) = output.request_id, output.outputs
+        row = self._live[name]
+        for token, found in zip(part.token_ids, part.logprobs, strict=True):
+            row.add(token, found[token].logprob, self.version)
+        finish = row.ended(self.max_length)
+        if output.finished != (finish is not None):
+            raise RuntimeError(
+                f"vllm says {part.finish_reason!r} after {len(row.tokens)} tokens, the request says {finish!r}"
+            )
+        if finish is not None:
+            del self._live[name]
+            deliver(row, row.completion(finish))
+
+    def _enter(self, row: Row) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        request, sampling = row.request, row.request.sampling
+        length = min(len(request.prompt) + sampling.max_new_tokens, self.max_length)
+        if length > self._fits:
+            deliver(row, ConfigError(
+                f"a sequence may grow to {length} tokens, vllm's cache holds {self._fits}",
+                where=f"rollout {request.rollout_id}", fix="raise engine.vllm_memory",
+            ))  # fmt: skip
+            return
+        name = next(self._names)
+        prompt = [*request.prompt.tolist(), *row.tokens]
+        params = SamplingParams(
+            max_tokens=length - len(prompt),
+            stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=True,  # the recipe's stops are all there are
+            logprobs=0,  # of the token drawn
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args={"seed": request.seed, "start": len(row.tokens), "temperature": sampling.temperature},
+        )
+        self._engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        self._live[name] = row
+
+    def _running(self) -> list[Row]:
+        return list(self._live.values())
+
+    def _clear(self) -> None:
+        names = list(self._live)
+        self._live.clear()
+        self._engine.abort_request(names)

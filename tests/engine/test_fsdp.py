@@ -1,0 +1,411 @@
+"""A learner over several ranks takes the steps of one: gradients, weights, checkpoints, faults. One group of processes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import os
+import signal
+
+import pytest
+import torch
+
+from jurat.engine import checkpoint, local
+from jurat.engine.fsdp.learner import FsdpLearner
+from jurat.engine.fsdp.processes import Processes
+from jurat.engine.fsdp.worker import RankSpec
+from jurat.engine.learner import LocalLearner, Tally
+from jurat.engine.llama.learner import LlamaNetwork
+from jurat.engine.llama.weights import FlatWeights
+from jurat.engine.reshard import Layout, within
+from jurat.engine.simple.learner import SimpleNetwork
+from jurat.platform.errors import ConfigError, ModelError, RunFailed
+from jurat.platform.recipe import Engine, Optim, SamplingPart
+from jurat.trainers.losses.clipped import Clipped
+from jurat.trainers.losses.cross_entropy import CrossEntropy
+
+GROUPS = [(9, (3, 5, 1)), (4, (4, 2)), (12, (2, 6))]
+OPTIM = Optim(lr=1e-2, schedule="linear", warmup_steps=1, weight_decay=0.01)
+WORLDS = [(1, 1), (2, 1), (4, 1), (4, 2)]
+OBJECTIVE = Clipped()
+
+
+@pytest.fixture(scope="module")
+def group():
+    """Makes processes at first use, and again after a test that ended them."""
+    made: list[Processes] = []
+
+    def group() -> Processes:
+        if not made or made[-1].failed:
+            made.append(Processes(4, env={"OMP_NUM_THREADS": "1"}))
+        return made[-1]
+
+    yield group
+    for processes in made:
+        processes.close()
+
+
+def qwen3(**changes):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    settings = {
+        "vocab_size": 98, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6,
+        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512, "tie_word_embeddings": False,
+        "initializer_range": 0.3, **changes,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**settings))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def qwen2():
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=98, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.3,
+    ))  # fmt: skip
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "bias" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def source(make, tmp_path):
+    make.llama().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def open_ranks(group, source):
+    made = []
+
+    def open_ranks(ranks=2, tp=1, folder=source, **changes) -> FsdpLearner:
+        leave()
+        spec = RankSpec(folder=folder, ranks=ranks, tp=tp, optim=OPTIM, total=8, **{"dtype": "float32", **changes})
+        made.append(FsdpLearner(spec, group()))
+        return made[-1]
+
+    def leave() -> None:
+        while made:
+            made.pop().leave()
+
+    yield open_ranks
+    leave()
+
+
+def one(model, source, *, optim=OPTIM) -> LocalLearner:
+    return LocalLearner(SimpleNetwork(model, dtype=torch.float32), optim, total=8, source=source)
+
+
+def uneven(make, mb, ranks):
+    """Segments of ``mb`` dealt so that ranks have different counts of tokens, and some none."""
+    parts = [make.slice(mb, a, b) for a, b in itertools.pairwise((0, 2, 3, 4, 7))]
+    empty = make.slice(mb, 0, 0)
+    dealt = [parts[0], parts[1], empty, parts[2], empty, parts[3]]
+    dealt += [empty] * (-len(dealt) % ranks)
+    return tuple(tuple(dealt[r : r + ranks]) for r in range(0, len(dealt), ranks))
+
+
+def whole(learner: FsdpLearner) -> dict[str, torch.Tensor]:
+    found = {name: torch.full(shape, torch.nan) for name, shape in learner.shapes.items()}
+    learner.pull(found)
+    return found
+
+
+def gradient(learner: FsdpLearner, rounds, objective=OBJECTIVE) -> dict[str, torch.Tensor]:
+    """The summed gradient, put together from the ranks' boxes."""
+    found = {name: torch.full(shape, torch.nan) for name, shape in learner.shapes.items()}
+    for boxes in learner.wait(learner._dealt, "gradients", rounds, objective):
+        for name, (box, values) in boxes.items():
+            within(found[name], tuple((0, size) for size in found[name].shape), box).copy_(torch.from_numpy(values))
+    return found
+
+
+def gradient_of_one(learner: LocalLearner, mb, objective=OBJECTIVE) -> dict[str, torch.Tensor]:
+    learner.network.grad.zero_()
+    learner.network.backward(mb, objective, Tally())
+    places = learner._places()
+    return {
+        name: learner.network.grad[places[name] : places[name] + view.numel()].view(view.shape).clone()
+        for name, view in learner.network.views().items()
+    }
+
+
+@pytest.mark.parametrize(("ranks", "tp"), WORLDS)
+async def test_ranks_take_the_steps_of_one(open_ranks, make, source, ranks, tp):
+    learner, local = open_ranks(ranks, tp), one(make.llama(), source)
+    mb = make.microbatch(GROUPS)
+    wanted = gradient_of_one(local, mb)
+    found = gradient(learner, uneven(make, mb, learner.ranks))
+    assert make.distance(found, wanted) < 1e-5
+    local.network.grad.zero_()
+    scored = (await learner.score(((mb, *[make.slice(mb, 0, 3)] * (learner.ranks - 1)),)))[0]
+    alone = (await local.score(((mb,),)))[0][0]
+    torch.testing.assert_close(scored[0], alone, rtol=0, atol=3e-5)
+    if learner.ranks > 1:
+        torch.testing.assert_close(scored[-1], alone[: len(scored[-1])], rtol=0, atol=3e-5)
+    for seed in range(3):
+        mb = make.microbatch(GROUPS, seed=seed)
+        report = await learner.update(uneven(make, mb, learner.ranks), OBJECTIVE)
+        wanted_report = await local.update(((mb,),), OBJECTIVE)
+        assert report.metrics == pytest.approx(dict(wanted_report.metrics), rel=1e-4)
+        assert (report.tokens, report.skipped) == (wanted_report.tokens, False)
+    assert make.distance(whole(learner), local.network.views()) < 1e-5
+
+
+@pytest.mark.parametrize("family", [qwen3, qwen2])
+async def test_families_with_head_norms_biases_and_heads_of_their_own(open_ranks, make, tmp_path, family):
+    """Their vocabularies are even: embedding and head are cut along them, tied or not."""
+    family().save_pretrained(tmp_path / "other")
+    learner = open_ranks(4, 2, folder=tmp_path / "other", temperature=0.7)
+    network = SimpleNetwork(family(), dtype=torch.float32, temperature=0.7)
+    mb = make.microbatch(GROUPS)
+    wanted = gradient_of_one(LocalLearner(network, OPTIM, total=8, source=tmp_path / "other"), mb)
+    assert make.distance(gradient(learner, uneven(make, mb, 2)), wanted) < 1e-5
+    assert learner.layout.dims["model.embed_tokens.weight"] == 0
+    local = LocalLearner(network, OPTIM, total=8, source=tmp_path / "other")
+    local.network.grad.zero_()
+    report, alone = await learner.update(uneven(make, mb, 2), OBJECTIVE), await local.update(((mb,),), OBJECTIVE)
+    assert report.metrics == pytest.approx(dict(alone.metrics), rel=1e-4)
+    assert make.distance(whole(learner), local.network.views()) < 1e-5
+
+
+async def test_recomputing_activations_and_head_in_chunks_changes_nothing(open_ranks, make, tmp_path):
+    make.llama(vocab_size=98).save_pretrained(source := tmp_path / "even")
+    mb = make.microbatch([*GROUPS, (3, (300, 290))])  # over 512 targets: the head runs in two chunks
+    wanted = gradient_of_one(one(make.llama(vocab_size=98), source), mb)
+    for tp in (1, 2):
+        learner = open_ranks(2, tp, folder=source, checkpointing=True)
+        rounds = ((make.slice(mb, 0, 5), make.slice(mb, 5, 9)),) if tp == 1 else ((mb,),)
+        assert make.distance(gradient(learner, rounds), wanted) < 1e-5
+
+
+async def test_bfloat16_is_near_and_masters_are_exact(open_ranks, make, source):
+    learner = open_ranks(2, dtype="bfloat16")
+    mb = make.microbatch(GROUPS)
+    wanted = gradient_of_one(one(make.llama(), source), mb)
+    found = gradient(learner, uneven(make, mb, 2))
+    gap = sum(float((found[n] - wanted[n]).square().sum()) for n in wanted) ** 0.5
+    assert gap < 0.2 * sum(float(w.square().sum()) for w in wanted.values()) ** 0.5
+    assert make.distance(whole(learner), {n: p.detach() for n, p in make.llama().named_parameters()}) == 0.0
+    rounded = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in learner.shapes.items()}
+    learner.pull(rounded)
+    for name, tensor in make.llama().named_parameters():
+        assert torch.equal(rounded[name], tensor.bfloat16())
+
+
+async def test_clipping_is_by_the_norm_over_all_ranks(open_ranks, make, source):
+    learner, local = open_ranks(4, 2), one(make.llama(), source)
+    for seed, clip in ((0, 0.5), (1, None), (2, 1e9)):
+        mb = make.microbatch(GROUPS, seed=seed)
+        report = await learner.update(uneven(make, mb, 2), OBJECTIVE, clip_norm=clip)
+        wanted = await local.update(((mb,),), OBJECTIVE, clip_norm=clip)
+        assert report.metrics["grad_norm"] == pytest.approx(wanted.metrics["grad_norm"], rel=1e-5)
+    assert make.distance(whole(learner), local.network.views()) < 1e-5
+
+
+async def test_a_non_finite_step_is_skipped_on_every_rank(open_ranks, make, source):
+    learner, local = open_ranks(4, 2), one(make.llama(), source)
+    before = whole(learner)
+    mb = make.microbatch(GROUPS)
+    rounds = uneven(make, mb, 2)
+    poisoned = dataclasses.replace(rounds[0][1], advantages=rounds[0][1].advantages * float("nan"))
+    report = await learner.update(((rounds[0][0], poisoned), *rounds[1:]), OBJECTIVE)
+    assert report.skipped and make.distance(whole(learner), before) == 0.0
+    bad = dataclasses.replace(mb, advantages=mb.advantages * float("nan"))
+    await local.update(((bad,),), OBJECTIVE)
+    assert not (await learner.update(rounds, OBJECTIVE)).skipped
+    await local.update(((mb,),), OBJECTIVE)
+    assert make.distance(whole(learner), local.network.views()) < 1e-5
+
+
+async def test_updates_without_work(open_ranks, make, source):
+    """Nothing at all, or nothing worth training: decay alone, and no rank waits for another."""
+    learner, local = open_ranks(2), one(make.llama(), source)
+    mb = make.microbatch(GROUPS)
+    silent = dataclasses.replace(mb, advantages=torch.zeros_like(mb.advantages))
+    empty = make.slice(mb, 0, 0)
+    for rounds in ((), ((empty, empty),), ((silent, empty), (empty, silent))):
+        report = await learner.update(rounds, OBJECTIVE)
+        assert report.tokens == report.forwarded_tokens == 0 and not report.skipped
+        await local.update(rounds, OBJECTIVE)
+    report = await learner.update(((silent, empty),), CrossEntropy())
+    assert report.tokens == int(mb.loss_mask.sum())
+    await local.update(((silent,),), CrossEntropy())
+    assert make.distance(whole(learner), local.network.views()) < 1e-5
+
+
+async def test_a_reference_keeps_its_weights(open_ranks, make):
+    learner, mb = open_ranks(2), make.microbatch(GROUPS)
+    reference, rounds = learner.keep("reference"), ((mb, make.slice(mb, 0, 0)),)
+    before = (await learner.score(rounds))[0][0]
+    await learner.update(rounds, OBJECTIVE)
+    after = (await learner.score(rounds))[0][0]
+    assert abs(after - before).max() > 1e-3
+    assert ((await reference.score(rounds))[0][0] == before).all()
+    assert ((await learner.score(rounds))[0][0] == after).all()
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_checkpoint_goes_on_at_any_world_size(open_ranks, make, source, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    batches = [make.microbatch(GROUPS, seed=seed) for seed in range(2)]
+    learner = open_ranks(2)
+    await learner.update(uneven(make, batches[0], 2), OBJECTIVE)
+    saved = tmp_path / "policy"
+    await learner.save(saved)
+    assert sum(path.stat().st_size for path in saved.glob("*.safetensors")) == pytest.approx(
+        learner.checkpoint_bytes, rel=0.1
+    )
+    kept = whole(learner)
+    theirs = AutoModelForCausalLM.from_pretrained(saved)
+    assert make.distance({name: p.detach() for name, p in theirs.named_parameters()}, kept) == 0.0
+    await learner.update(uneven(make, batches[1], 2), OBJECTIVE)
+    straight = whole(learner)
+
+    for ranks, tp in ((4, 1), (4, 2), (2, 1)):
+        other = open_ranks(ranks, tp)
+        await other.load(saved)
+        assert make.distance(whole(other), kept) == 0.0
+        report = await other.update(uneven(make, batches[1], other.ranks), OBJECTIVE)
+        assert report.metrics["lr"] == pytest.approx(1e-2)
+        assert make.distance(whole(other), straight) < 1e-5
+    await other.save(tmp_path / "again")
+    await other.load(saved, weights_only=True)
+    assert make.distance(whole(other), kept) == 0.0
+    fresh = one(make.llama(), source)
+    await fresh.load(saved, weights_only=True)
+    await fresh.update(((batches[0],),), OBJECTIVE)
+    await other.update(uneven(make, batches[0], 2), OBJECTIVE)
+    assert make.distance(whole(other), fresh.network.views()) < 1e-5
+
+    weights = FlatWeights.from_folder(source, dtype=torch.float32)
+    for network in (SimpleNetwork(make.llama(), dtype=torch.float32), LlamaNetwork(weights)):
+        alone = LocalLearner(network, OPTIM, total=8, source=source)
+        await alone.load(saved)
+        assert make.distance(alone.network.views(), kept) == 0.0
+        await alone.update(((batches[1],),), OBJECTIVE)
+        assert make.distance(alone.network.views(), straight) < 1e-5
+
+
+@pytest.mark.parametrize("path", ["simple", "fast"])
+async def test_a_checkpoint_of_one_process_goes_on_over_ranks(open_ranks, make, source, tmp_path, path):
+    batches = [make.microbatch(GROUPS, seed=seed) for seed in range(2)]
+    weights = FlatWeights.from_folder(source, dtype=torch.float32)
+    network = LlamaNetwork(weights) if path == "fast" else SimpleNetwork(make.llama(), dtype=torch.float32)
+    alone = LocalLearner(network, OPTIM, total=8, source=source)
+    await alone.update(((batches[0],),), OBJECTIVE)
+    await alone.save(tmp_path / "policy")
+    await alone.update(((batches[1],),), OBJECTIVE)
+    learner = open_ranks(4, 2)
+    await learner.load(tmp_path / "policy")
+    await learner.update(uneven(make, batches[1], 2), OBJECTIVE)
+    assert make.distance(whole(learner), alone.network.views()) < 1e-5
+
+
+async def test_checkpoints_of_ranks_are_whole_and_exported(open_ranks, make, tmp_path):
+    learner = open_ranks(2)
+    await learner.update(uneven(make, make.microbatch(GROUPS), 2), OBJECTIVE)
+    ref = await checkpoint.FolderCheckpoints(tmp_path / "c").save(step=1, learners={"policy": learner}, source={})
+    folder = tmp_path / "c" / "step-000001"
+    assert checkpoint.damage(folder) == "" and ref.step == 1
+    checkpoint.export(folder, tmp_path / "out")
+    weights = FlatWeights.from_folder(tmp_path / "out", dtype=torch.float32)
+    for name, tensor in whole(learner).items():
+        assert torch.equal(weights.views(weights.master)[name], tensor.bfloat16().float())
+
+
+async def test_another_model_is_refused_by_every_rank_and_the_group_goes_on(open_ranks, make, tmp_path):
+    make.llama(intermediate_size=64).save_pretrained(tmp_path / "other")
+    learner = open_ranks(2)
+    with pytest.raises(ModelError, match=r"got shape \[64, 48\], this model has \[80, 48\]"):
+        await learner.load(tmp_path / "other")
+    assert not (await learner.update(uneven(make, make.microbatch(GROUPS), 2), OBJECTIVE)).skipped
+
+
+# ---- from layout to layout -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tp", "first", "fsdp_to", "tp_to"), [(4, 2, 0, 1, 2), (2, 1, 1, 1, 3), (4, 1, 2, 1, 1)]
+)
+async def test_slices_travel_between_layouts(open_ranks, make, ranks, tp, first, fsdp_to, tp_to):
+    """Colocated, overlapping and apart, over gloo: what arrives is what direct slicing gives."""
+    learner = open_ranks(4, tp)
+    target = Layout(fsdp=fsdp_to, tp=tp_to, first=first % (5 - tp_to), dims=sampler_dims(learner.shapes))
+    largest = 2000
+    found = learner.wait(learner._everywhere, "carried", target, "bfloat16", largest)
+    model = dict(make.llama().named_parameters())
+    for rank, (tensors, moved) in enumerate(found):
+        assert set(tensors) == (set(learner.shapes) if rank in target.ranks else set())
+        assert moved.peak_bytes <= largest
+        for name, tensor in tensors.items():
+            box = target.box(name, learner.shapes[name], rank)
+            wanted = within(model[name], tuple((0, n) for n in model[name].shape), box)
+            assert torch.equal(torch.from_numpy(tensor), wanted.bfloat16().float())
+    sent, received = sum(m.bytes_sent for _, m in found), sum(m.bytes_received for _, m in found)
+    assert sent == received > 0
+
+
+def sampler_dims(shapes):
+    """As a tensor-parallel sampler cuts: outputs of q, k, v, gate, up and the vocabulary, inputs of o and down."""
+    cut = {
+        "o_proj": 1,
+        "down_proj": 1,
+        "q_proj": 0,
+        "k_proj": 0,
+        "v_proj": 0,
+        "gate_proj": 0,
+        "up_proj": 0,
+        "embed_tokens": 0,
+    }
+    return {name: dim for name in shapes for part, dim in cut.items() if f".{part}." in name}
+
+
+# ---- refusals and faults -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("engine", "why"), [
+    ({"ranks": 2, "path": "fast"}, "engine.path: fast learns in one process"),
+    ({"ranks": 3, "tp": 2}, "3 ranks cannot be cut into groups of 2"),
+    ({"tp": 2}, "1 ranks cannot be cut into groups of 2"),
+    ({"ranks": 2, "offload": True}, "from their GPUs to the CPU"),
+])  # fmt: skip
+def test_what_ranks_cannot_do_is_refused_before_anything_starts(tmp_path, engine, why):
+    from jurat.engine.tiny import save_tiny
+
+    save_tiny(tmp_path / "tiny", hidden=64, layers=2)
+    with pytest.raises(ConfigError, match=why):
+        local.build(tmp_path / "tiny", Engine(**engine), OPTIM, SamplingPart(), total_steps=1)
+
+
+def test_models_that_cannot_be_cut_are_refused(open_ranks, make, group, tmp_path):
+    make.llama(num_attention_heads=3, num_key_value_heads=3).save_pretrained(tmp_path / "odd")
+    with pytest.raises(ConfigError, match="num_attention_heads is 3, which 2 ranks cannot share evenly"):
+        open_ranks(2, 2, folder=tmp_path / "odd")
+    assert open_ranks(2, folder=tmp_path / "odd").ranks == 2  # the processes were left as they were
+
+
+async def test_a_rank_killed_in_an_update_ends_it(open_ranks, group, make, tmp_path):
+    learner, mb = open_ranks(2), make.microbatch(GROUPS)
+    update = asyncio.create_task(learner.update(((mb, mb),) * 1000, OBJECTIVE))
+    await asyncio.sleep(1.0)
+    assert not update.done()
+    os.kill(group().pids[1], signal.SIGKILL)
+    async with asyncio.timeout(30):
+        with pytest.raises(RunFailed, match="rank 1 was killed by SIGKILL during update"):
+            await update
+        with pytest.raises(RunFailed, match="it goes on from its last checkpoint"):
+            await learner.save(tmp_path / "late")
