@@ -56,6 +56,13 @@ ResumeDatabase = Annotated[
         help="With --resume: SQLAlchemy URL, if the recipe's tracking.database is not the default.",
     ),
 ]  # fmt: skip
+OnRay = Annotated[
+    str | None,
+    typer.Option(
+        "--ray", metavar="ADDRESS", show_default=False,
+        help="Run on a Ray cluster: host:port, auto, or local for one of this machine. As engine.home and engine.ray.",
+    ),
+]  # fmt: skip
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check recipe, data, gold answers and model; train nothing.")]
 
 
@@ -65,6 +72,7 @@ def train(
     resume: Resume = None,
     run_id: RunName = None,
     dry_run: DryRun = False,
+    on_ray: OnRay = None,
     database: ResumeDatabase = None,
     as_json: terminal.AsJson = False,
 ) -> None:
@@ -74,9 +82,11 @@ def train(
     """
     from jurat.api import recipes
 
+    if on_ray is not None:
+        assignments = [*(assignments or ()), "engine.home=ray", f"engine.ray={on_ray}"]
     if resume is not None and (recipe is not None or assignments or run_id is not None or dry_run):
         raise ConfigError(
-            "--resume goes on with a run by its own recipe: give no recipe, --set, --run-id or --dry-run with it",
+            "--resume goes on with a run by its own recipe: give no recipe, --set, --ray, --run-id or --dry-run with it",
             where="jurat train --resume", fix=f"jurat train --resume {resume}",
         )  # fmt: skip
     if recipe is None and resume is None:

@@ -7,6 +7,7 @@ batch does not depend on timing. Decoding runs in the compute thread; each compl
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from jurat.engine import compute
 from jurat.engine.decoding import Row, Rows
@@ -45,10 +46,21 @@ class BatchedSampler:
         await compute.run(self._decoding.run)
         return self._decoding.aborted()
 
-    async def publish(self, version: int) -> None:
-        done = self._decoding.call(lambda: self._decoding.publish(version))
+    async def publish(self, version: int, load: Callable[[], None] = lambda: None) -> None:
+        """``load`` puts the weights in their place, between the same two decode steps."""
+
+        def action() -> None:
+            load()
+            self._decoding.publish(version)
+
+        done = self._decoding.call(action)
         compute.submit(self._decoding.run)
         await asyncio.wrap_future(done)
+
+    @property
+    def turns(self) -> int:
+        """Rounds of decoding so far: whether it gets on."""
+        return self._decoding.turns
 
     def close(self) -> None:
         self._decoding.interrupt()

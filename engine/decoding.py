@@ -104,6 +104,8 @@ class Rows:
         self._calls: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._interrupted = False
         self._aborted: list[Completion] = []
+        self.turns = 0
+        """Rounds so far."""
 
     def submit(self, rows: Sequence[Row]) -> None:
         """Rows asked for together; those with equal prompts are brought together, else in order."""
@@ -134,7 +136,7 @@ class Rows:
         """Decode until nothing runs or waits. An exception goes to every row that was on its way."""
         try:
             while self._messages() and self._turn():
-                pass
+                self.turns += 1
         except Exception as error:
             self._collect()
             rows = self._running()

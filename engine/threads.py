@@ -44,8 +44,8 @@ def set_up(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def recommended_env() -> Mapping[str, str]:
-    """Variables that must stand in the environment before the process begins; those already set are left out.
+def recommended_env(environ: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+    """Variables that must stand in the environment before the process begins; those set in ``environ`` are left out.
 
     glibc gives large blocks back to the system at every free; kept, a decode step needs no page faults. Blocks over 64 MiB
     are kept in its main arena alone, which the compute thread uses only if there is no other (a step was 1.15x slower).
@@ -56,4 +56,4 @@ def recommended_env() -> Mapping[str, str]:
         "MALLOC_TOP_PAD_": "268435456",
         "MALLOC_ARENA_MAX": "1",
     }
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+    return {name: value for name, value in wanted.items() if name not in environ}

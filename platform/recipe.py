@@ -478,8 +478,36 @@ class LoRA(Part):
     """Names of linear layers as in ``q_proj``; none: all of them but the head."""
 
 
+class Pool(Part):
+    """Processors of one machine of a Ray cluster, for one or more roles."""
+
+    cpus: int | None = Field(default=None, ge=1)
+    """None: those of the largest machine."""
+    gpus: int = Field(default=0, ge=0)
+
+
+class Placement(Part):
+    """Role -> name of its pool; None: ``main``, or the only one. Roles of one pool share its processors (at lag 0 sampler
+    and learner take turns)."""
+
+    sampler: str | None = None
+    learner: str | None = None
+    critic: str | None = None
+    reference: str | None = None
+    judge: str | None = None
+
+
 class Engine(Part):
-    home: Literal["local"] = "local"
+    home: Literal["local", "ray"] = "local"
+    """local: this process; ray: each role a process of a Ray cluster (the extra ray)."""
+    ray: str = "local"
+    """Address of the cluster (``auto``, ``host:port``); local: one of this machine, for the run. As --ray."""
+    pools: dict[str, Pool] = Field(default={"main": Pool()}, min_length=1)
+    placement: Placement = Placement()
+    judges: int = Field(default=1, ge=1)
+    """Judge processes of home ray; each runs its verifiers in workers of its own (``reward.workers``)."""
+    hang_seconds: float = Field(default=300.0, gt=0)
+    """A process of home ray without progress for so long (a token, a microbatch, a verdict) counts as dead."""
     path: Literal["auto", "fast", "simple"] = "auto"
     """fast: own kernels for Llama-like models; simple: the transformers model; auto: fast where it fits."""
     sampler: Literal["own", "vllm"] = "own"
@@ -502,6 +530,18 @@ class Engine(Part):
     """Slices of the ranks, their gradients and moments stay on the CPU; GPUs hold a layer at a time."""
     max_lag: int = Field(default=0, ge=0, le=0)
     """0: sampler and learner take turns."""
+
+    @model_validator(mode="after")
+    def _placed(self) -> Engine:
+        for role in Placement.model_fields:
+            if self.pool_of(role) not in self.pools:
+                raise ValueError(f"placement.{role}: no pool {self.pool_of(role)!r}, pools has {', '.join(self.pools)}")
+        return self
+
+    def pool_of(self, role: str) -> str:
+        """Name of the pool that a role of ``placement`` runs in."""
+        placed: str | None = getattr(self.placement, role)
+        return placed or (next(iter(self.pools)) if len(self.pools) == 1 else "main")
 
 
 class Evaluate(Part):

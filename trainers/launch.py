@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jurat.datasets.check import check_gold, refuse_failed
 from jurat.datasets.cursor import ShuffledSource
 from jurat.datasets.load import ProblemSet, holds
 from jurat.engine import checkpoint as checkpointing
 from jurat.engine import local, lora, models
+from jurat.engine.ray import needs_ray
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
@@ -41,6 +43,9 @@ from jurat.trainers.rollouts import Rollouts
 from jurat.trainers.samples import Algorithm
 from jurat.trainers.signals import StopOnSignals
 from jurat.verifiers.judge import LocalJudge, build_judge
+
+if TYPE_CHECKING:
+    from jurat.engine.ray.home import RayEngine, RayHome
 
 MEASURED = frozenset({"held_out", "unseen"})
 """Sets that are evaluated, not trained on."""
@@ -113,7 +118,8 @@ def train(
         run = store.set_state(run, "running")
         launch = _Launch(recipe=recipe, run=run, store=store, home=home, base=base, reporter=reporter)
         try:
-            outcome = asyncio.run(launch.stages(prepared))
+            with _cluster(recipe, reporter.note) as launch.cluster:
+                outcome = asyncio.run(launch.stages(prepared))
         except BaseException as error:
             first = _first(error)
             with suppress(RunFailed):  # a database that does not answer must not hide what happened
@@ -163,6 +169,29 @@ def _judge(recipe: Recipe, base: Path) -> LocalJudge:
     return build_judge(recipe.reward, user_files=[base / file for file in recipe.verifiers])
 
 
+def _cluster(recipe: Recipe, note: Callable[[str], None]) -> AbstractContextManager[RayHome | None]:
+    """The Ray cluster that a recipe names; None where it runs in this process, and Ray is not imported."""
+    if recipe.engine.home == "local":
+        return nullcontext()
+    needs_ray()
+    from jurat.engine.ray.home import open_home
+
+    return open_home(recipe.engine, note)
+
+
+def _hosted(
+    recipe: Recipe, base: Path, cluster: RayHome | None, sets: Iterable[ProblemSet], digest: str
+) -> AbstractContextManager[Judge]:
+    """The judge of a stage, with the verifiers of its problems: in this process, or on the cluster."""
+    specs = [problem.verifier for each in sets for problem in each.problems]
+    if cluster is None:
+        judge = _judge(recipe, base)
+        judge.bind(specs)
+        return closing(judge)
+    files = [str((base / file).resolve()) if file.endswith(".py") else file for file in recipe.verifiers]
+    return cluster.judge(partial(build_judge, recipe.reward, user_files=files), specs, digest)
+
+
 def _trainable(recipe: Recipe, home: Path) -> str:
     """What share of a stage's model learns, '' if all of it does."""
     if recipe.lora is None:
@@ -192,6 +221,7 @@ class _Launch:
     home: Path
     base: Path
     reporter: Reporter
+    cluster: RayHome | None = None
 
     async def stages(self, prepared: Sequence[Prepared]) -> Outcome:
         """Every stage that is not finished, in order; each begins from the weights of the one before."""
@@ -279,8 +309,8 @@ class _Stage:
         for said in self._notes(algorithm, first_step):
             note(said)
         with ExitStack() as leaving:
-            judge = leaving.enter_context(closing(_judge(recipe, launch.base)))
-            judge.bind([p.verifier for each in self.prepared.sets.values() for p in each.problems])
+            sets, reward = self.prepared.sets.values(), self.prepared.reward
+            judge = leaving.enter_context(_hosted(recipe, launch.base, launch.cluster, sets, reward))
             engine = leaving.enter_context(closing(self._engine(algorithm)))
             kept = keep(self.prepared.sets, engine.tokenizer, recipe, note)
             ledger = leaving.enter_context(self._ledger(engine, first_step))
@@ -348,12 +378,15 @@ class _Stage:
     def _updates(self, steps: int) -> int:
         """Optimiser steps of so many steps."""
         recipe = self.recipe
-        return steps * recipe.epochs * min(recipe.updates_per_step, recipe.prompts_per_step)  # each has a prompt at least
+        return (
+            steps * recipe.epochs * min(recipe.updates_per_step, recipe.prompts_per_step)
+        )  # each has a prompt at least
 
-    def _engine(self, algorithm: Algorithm) -> local.LocalEngine:
-        recipe = self.recipe
+    def _engine(self, algorithm: Algorithm) -> local.LocalEngine | RayEngine:
+        recipe, cluster = self.recipe, self.launch.cluster
         waits = algorithm.critic.warmup_steps if algorithm.critic else 0
-        return local.build(
+        build = local.build if cluster is None else cluster.build
+        return build(
             models.resolve(recipe.model, self.launch.home),
             recipe.engine,
             recipe.optim,
@@ -363,7 +396,7 @@ class _Stage:
             seed=seed_of("lora", recipe.seed, self.name),
         )
 
-    def _ledger(self, engine: local.LocalEngine, first_step: int) -> RunLedger:
+    def _ledger(self, engine: local.LocalEngine | RayEngine, first_step: int) -> RunLedger:
         """Opens a segment of the run's record."""
         launch, prepared = self.launch, self.prepared
         segment = launch.store.start_segment(
@@ -383,7 +416,7 @@ class _Stage:
 
     async def _models(
         self,
-        engine: local.LocalEngine,
+        engine: local.LocalEngine | RayEngine,
         algorithm: Algorithm,
         *,
         own: CheckpointRef | None,
@@ -431,7 +464,7 @@ class _Stage:
             evaluate_every=recipe.evaluate.every,
         )
 
-    def _source(self, engine: local.LocalEngine, judge: Judge, problems: Sequence[Problem]) -> GroupSource:
+    def _source(self, engine: local.LocalEngine | RayEngine, judge: Judge, problems: Sequence[Problem]) -> GroupSource:
         recipe, algorithm, run = self.recipe, self.recipe.algorithm, self.launch.run.id
         order = ShuffledSource(problems, recipe.seed, curriculum=recipe.data.curriculum)
         by_id = {problem.id: problem for problem in problems}
@@ -461,7 +494,7 @@ class _Stage:
 
     def _evaluator(
         self,
-        engine: local.LocalEngine,
+        engine: local.LocalEngine | RayEngine,
         judge: Judge,
         kept: Kept,
         ledger: RunLedger,

@@ -123,3 +123,9 @@ def test_rooms_without_torch(root: Path, sources: list[Any], room: str) -> None:
         + ": importlib.import_module(name)"
     )
     assert loaded_by(code, root).isdisjoint({"torch", "transformers", "ray", "vllm"})
+
+
+def test_the_composition_root_without_ray(root: Path) -> None:
+    """Ray is imported when a recipe says ``engine.home: ray``, and only then."""
+    loaded = loaded_by("import jurat.trainers.launch, jurat.engine.ray", root)
+    assert "torch" in loaded and loaded.isdisjoint({"ray", "vllm"})

@@ -1,0 +1,168 @@
+"""A Ray cluster: found or started, its processors reserved as the recipe places the roles, before anything loads."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from jurat.engine.ray.actor import environment
+from jurat.platform.errors import ConfigError
+from jurat.platform.recipe import Engine
+
+CONNECT_SECONDS = 10.0
+RESERVE_SECONDS = 20.0
+"""For processors that the cluster counts as free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a pool has, and for how many processes."""
+
+    bundle: int
+    cpus: int
+    gpus: int
+    processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Reserved processors of a running cluster."""
+
+    engine: Engine
+    shares: Mapping[str, Share]
+    group: PlacementGroup
+
+    def threads(self, role: str) -> int:
+        """The recipe's number, else all processors of the pool."""
+        return self.engine.threads or self._share(role).cpus
+
+    def create(self, role: str, actor: type) -> Callable[[int], Any]:
+        """What makes the n-th actor of a role in its pool."""
+        share = self._share(role)
+
+        def make(attempt: int) -> Any:
+            strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=share.bundle)
+            settings = {
+                "num_cpus": _part(share.cpus, share.processes),
+                "num_gpus": _part(share.gpus, share.processes),
+                "scheduling_strategy": strategy,
+                "runtime_env": {"env_vars": dict(environment(self.threads(role), attempt))},
+                "max_restarts": 0,
+                "max_task_retries": 0,
+            }
+            return ray.remote(actor).options(**settings).remote()
+
+        return make
+
+    def _share(self, role: str) -> Share:
+        return self.shares[self.engine.pool_of(role)]
+
+
+def _part(amount: int, processes: int) -> float:
+    """Ray takes whole processors or a fraction of one."""
+    share = amount / processes
+    return float(math.floor(share)) if share >= 1 else math.floor(share * 1e4) / 1e4
+
+
+@contextmanager
+def connect(engine: Engine, *, roles: Sequence[str]) -> Iterator[Cluster]:
+    """The cluster of a recipe with processors reserved for ``roles``; what was started here is shut down again.
+
+    Raises ConfigError where Ray is not installed, no cluster answers, or the pools do not fit the machines.
+    """
+    ours = not ray.is_initialized()
+    if ours:
+        _begin(engine.ray)
+    try:
+        wanted = _shares(engine, roles, _machines())
+        group = _reserve(wanted)
+        try:
+            yield Cluster(engine, wanted, group)
+        finally:
+            remove_placement_group(group)
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _begin(address: str) -> None:
+    settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address == "local":
+        ray.init(address="local", include_dashboard=False, **settings)
+        return
+    try:
+        if address != "auto":  # Ray itself tries for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+        ray.init(address=address, **settings)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"no Ray cluster answers: {str(error).splitlines()[0]}", where=f"engine.ray: {address}",
+            fix="start one (ray start --head) and give its host:port, or set engine.ray: local to have one for the run",
+        ) from None  # fmt: skip
+
+
+def _machines() -> list[Mapping[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _shares(engine: Engine, roles: Sequence[str], machines: Sequence[Mapping[str, float]]) -> dict[str, Share]:
+    """{pool: its share} of the pools in use. Raises ConfigError if they do not fit ``machines``."""
+    placed = [engine.pool_of(role) for role in roles]
+    largest = max(int(machine.get("CPU", 0)) for machine in machines)
+    shares: dict[str, Share] = {}
+    for name in dict.fromkeys(placed):
+        pool = engine.pools[name]
+        processes = placed.count(name) + (engine.judges - 1) * (name == engine.pool_of("judge"))
+        shares[name] = Share(len(shares), pool.cpus or largest, pool.gpus, processes)
+    for kind, amounts in (
+        ("CPU", {name: share.cpus for name, share in shares.items()}),
+        ("GPU", {name: share.gpus for name, share in shares.items()}),
+    ):
+        there = sorted((int(machine.get(kind, 0)) for machine in machines), reverse=True)
+        if not _fit(list(amounts.values()), there):
+            raise _refused(kind, amounts, there)
+    return shares
+
+
+def _fit(wanted: Sequence[int], there: Sequence[int]) -> bool:
+    """Whether each of ``wanted`` finds room on one of the machines, the largest first onto the fullest that takes it."""
+    room = list(there)
+    for amount in sorted(wanted, reverse=True):
+        fitting = [free for free in room if free >= amount]
+        if not fitting:
+            return False
+        tight = min(fitting)
+        room[room.index(tight)] = tight - amount
+    return True
+
+
+def _reserve(shares: Mapping[str, Share]) -> PlacementGroup:
+    bundles = [{"CPU": share.cpus, **({"GPU": share.gpus} if share.gpus else {})} for share in shares.values()]
+    group = placement_group(bundles, strategy="PACK")
+    if not group.wait(RESERVE_SECONDS):
+        remove_placement_group(group)
+        free = [int(ray.available_resources().get("CPU", 0))]
+        raise _refused("CPU", {name: share.cpus for name, share in shares.items()}, free, free=True)
+    return group
+
+
+def _refused(kind: str, wanted: Mapping[str, int], there: Sequence[int], *, free: bool = False) -> ConfigError:
+    asked = ", ".join(f"{name} {amount}" for name, amount in wanted.items())
+    has = " + ".join(map(str, there)) or "0"
+    worst = max(wanted, key=lambda name: wanted[name])
+    what = "free, the rest is in use" if free else f"on {len(there)} machine{'s' * (len(there) != 1)}"
+    return ConfigError(
+        f"the pools ask for {sum(wanted.values())} {kind}s ({asked}; each on one machine), the cluster has {has} {what}",
+        where="engine.pools",
+        fix=f"lower engine.pools.{worst}.{kind.lower()}s, place roles into one pool (engine.placement), or add machines",
+    )

@@ -1,0 +1,201 @@
+"""The engine of a stage on a cluster: the same parts as ``engine/local.py`` builds, each behind an actor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError
+
+from jurat.engine import local
+from jurat.engine.ray.adapters import RemoteJudge, RemoteLearner, RemoteSampler, RemoteScorer
+from jurat.engine.ray.cluster import Cluster, connect
+from jurat.engine.ray.hosts import Host, Lost
+from jurat.engine.ray.judging import JudgeActor
+from jurat.engine.ray.machines import LearnerActor, SamplerActor
+from jurat.engine.tokenizer import HFTokenizer
+from jurat.platform.errors import ConfigError, RunFailed
+from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
+from jurat.platform.types import VerifierSpec
+
+T = TypeVar("T")
+ROLES = ("sampler", "learner", "critic", "reference", "judge")
+SHUT_SECONDS = 5.0
+"""For actors to end their own children; then they are killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayEngine:
+    """What ``local.LocalEngine`` is, elsewhere."""
+
+    tokenizer: HFTokenizer
+    sampler: RemoteSampler
+    learner: RemoteLearner
+    link: RemoteSampler
+    reference: Callable[[], RemoteScorer]
+    """Makes a scorer with a copy of the weights as they are now."""
+    critic: Callable[[Optim, int], RemoteLearner]
+    """(settings, optimiser steps) -> a value model that begins with the policy's weights as they are now."""
+    info: Mapping[str, Any]
+    hosts: list[Host]
+
+    def close(self) -> None:
+        _close(self.hosts)
+
+
+class RayHome:
+    """Builds engines and judges on a cluster. ``note`` hears of each actor that was replaced."""
+
+    def __init__(self, cluster: Cluster, note: Callable[[str], None]) -> None:
+        self.cluster, self.note = cluster, note
+
+    def build(
+        self,
+        folder: Path,
+        engine: Engine,
+        optim: Optim,
+        sampling: SamplingPart,
+        *,
+        lora: LoRA | None = None,
+        **rest: Any,
+    ) -> RayEngine:
+        """As ``local.build``, which every actor calls; adapters are the learner's alone: what it publishes is merged."""
+        if engine.ranks > 1:
+            raise ConfigError("the home ray holds a learner of one rank so far", where="engine.ranks",
+                              fix="set engine.ranks: 1, or engine.home: local")  # fmt: skip
+        tokenizer = HFTokenizer(folder)
+        hosts: list[Host] = []
+
+        def made(role: str, begin: Callable[[Host], Coroutine[Any, Any, None]]) -> Host:
+            actor = SamplerActor if role == "sampler" else LearnerActor
+            hosts.append(self._host(role, actor, begin))
+            return hosts[-1]
+
+        def make(role: str, *, lora: LoRA | None = None) -> Callable[[], local.LocalEngine]:
+            drawn_by = engine.sampler if role == "sampler" else "own"
+            own = engine.model_copy(
+                update={"home": "local", "sampler": drawn_by, "threads": self.cluster.threads(role)}
+            )
+            return partial(local.build, folder.resolve(), own, optim, sampling, lora=lora, **rest)
+
+        async def begin_learner(host: Host) -> None:
+            info.update(await host.ask("start", make("learner", lora=lora)))
+            info["checkpoint_bytes"] = await host.ask("checkpoint_bytes")
+
+        async def begin_sampler(host: Host) -> None:
+            sampled.update(await host.ask("start", make("sampler")))
+            if sampler.published is not None:
+                await host.ask("publish", *sampler.published)
+
+        def copied(role: str) -> Host:
+            """A learner's actor with the policy's weights as they are now, also when it is made again."""
+            weights: Any = None
+
+            async def begin(host: Host) -> None:
+                await host.ask("start", make(role))
+                await host.ask("adopt", weights)
+
+            async def start() -> None:
+                nonlocal weights
+                weights = await learner.weights("float32")
+                await host.start()
+
+            host = made(role, begin)
+            _wait(start())
+            return host
+
+        def critic(optim: Optim, total_steps: int) -> RemoteLearner:
+            async def become() -> int:
+                await host.call("critic", optim, total_steps)
+                size: int = await host.call("checkpoint_bytes")
+                return size
+
+            host = copied("critic")
+            return RemoteLearner(host, checkpoint_bytes=_wait(become()))
+
+        info: dict[str, Any] = {}
+        sampled: dict[str, Any] = {}
+        learner = RemoteLearner(made("learner", begin_learner), checkpoint_bytes=0)
+        sampler = RemoteSampler(learner, dtype=engine.dtype)
+        sampler.serve(made("sampler", begin_sampler))
+        try:
+            _wait(_start(hosts))
+        except BaseException:
+            _close(hosts)
+            raise
+        learner.checkpoint_bytes = info.pop("checkpoint_bytes")
+        threads = {role: self.cluster.threads(role) for role in ("sampler", "learner")}
+        return RayEngine(
+            tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
+            reference=lambda: RemoteScorer(copied("reference")), critic=critic, hosts=hosts,
+            info={**info, **{key: sampled[key] for key in ("sampler", "kernels")}, "home": "ray", "threads": threads},
+        )  # fmt: skip
+
+    @contextmanager
+    def judge(self, make: Callable[[], Any], specs: Sequence[VerifierSpec], digest: str = "") -> Iterator[RemoteJudge]:
+        """``engine.judges`` processes, each with the judge that ``make`` (importable) builds, bound to ``specs``.
+
+        Raises RewardDrift if one's reward has another digest than ``digest``.
+        """
+
+        async def begin(host: Host) -> None:
+            await host.ask("start", make, list(specs), digest)
+
+        hosts = [self._host("judge", JudgeActor, begin) for _ in range(self.cluster.engine.judges)]
+        try:
+            _wait(_start(hosts))
+            yield RemoteJudge(hosts)
+        finally:
+            _close(hosts)
+
+    def _host(self, role: str, actor: type, begin: Callable[[Host], Coroutine[Any, Any, None]]) -> Host:
+        return Host(
+            role, create=self.cluster.create(role, actor), begin=begin, hang_seconds=self.cluster.engine.hang_seconds,
+            note=self.note,
+        )  # fmt: skip
+
+
+@contextmanager
+def open_home(engine: Engine, note: Callable[[str], None], *, roles: Sequence[str] = ROLES) -> Iterator[RayHome]:
+    """The cluster of a recipe, its processors reserved for ``roles``."""
+    with connect(engine, roles=roles) as cluster:
+        yield RayHome(cluster, note)
+
+
+async def _start(hosts: Sequence[Host]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for host in hosts:
+            tasks.create_task(host.start())
+
+
+def _wait(work: Coroutine[Any, Any, T]) -> T:
+    """Do ``work`` in a loop of its own and wait, whether or not this thread runs one."""
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            return thread.submit(asyncio.run, work).result()
+        except BaseExceptionGroup as group:
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            if isinstance(error, Lost):
+                error = RunFailed(f"a process of the engine died while it started: {error}", where="engine.placement",
+                                  fix="see the cluster's logs; memory, most often")  # fmt: skip
+            raise error from None
+
+
+def _close(hosts: Sequence[Host]) -> None:
+    """Let each end its children, then end it; those that do not answer are killed."""
+    shut = {ref: host for host in hosts if (ref := host.shut()) is not None}
+    done: Sequence[Any] = ()
+    with suppress(RayError):
+        if shut:
+            done, _ = ray.wait(list(shut), num_returns=len(shut), timeout=SHUT_SECONDS)
+    for ref, host in shut.items():
+        host.close(answers=ref in done)

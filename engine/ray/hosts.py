@@ -1,0 +1,229 @@
+"""One actor as the driver sees it: started, asked, watched while it works, killed, replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from jurat.platform.errors import RunFailed
+
+DEATHS = 3
+"""Deaths in a row, without an answer between them, after which a role is given up."""
+
+
+class Lost(Exception):
+    """The actor died before it answered."""
+
+
+class Host:
+    """A role's actor. ``create(n)`` makes the n-th one, ``begin`` prepares it; both are used again when it is replaced."""
+
+    def __init__(
+        self,
+        role: str,
+        *,
+        create: Callable[[int], Any],
+        begin: Callable[[Host], Awaitable[None]],
+        hang_seconds: float,
+        note: Callable[[str], None],
+    ) -> None:
+        self.role, self.hang_seconds = role, hang_seconds
+        self.incarnation = 0
+        self.pid, self.node = 0, ""
+        self.recoveries: list[float] = []
+        """Seconds that each replacement took."""
+        self._create, self._begin, self._note = create, begin, note
+        self._actor: Any = None
+        self._deaths = 0
+        self._calls = 0
+        self._why = ""
+        self._watcher: asyncio.Task[None] | None = None
+        self._replacing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Create the actor and prepare it. Raises what its ``start`` raises, or Lost."""
+        self._actor, self.pid, self._why = self._create(self.incarnation), 0, "died"
+        self.pid, self.node = await self.ask("who")
+        await self._begin(self)
+
+    # ---- asking ----
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """Call the actor as it is, prepared or not. Raises Lost, or what the method raised."""
+        with self._watched(), self._errors():
+            return await getattr(self._actor, method).remote(*args)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call the actor, once it is prepared."""
+        await self._replaced()
+        found = await self.ask(method, *args)
+        self._deaths = 0
+        return found
+
+    async def sure(self, method: str, *args: Any) -> Any:
+        """Call a method that may be called twice; an actor that dies meanwhile is replaced and asked again."""
+        while True:
+            seen = self.incarnation
+            try:
+                return await self.call(method, *args)
+            except Lost:
+                await self.replace(seen)
+
+    async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+        """Each item that the method yields, as it is yielded."""
+        await self._replaced()
+        with self._watched(), self._errors():
+            async for ref in getattr(self._actor, method).options(num_returns="streaming").remote(*args):
+                yield await ref
+                self._deaths = 0
+
+    def tell(self, method: str, *args: Any) -> None:
+        """Call and do not wait; lost with the actor."""
+        if self._actor is not None:
+            getattr(self._actor, method).remote(*args)
+
+    async def keep(self, method: str, *args: Any) -> Any:
+        """Call a method that returns (large value, small value); a reference to the first, which stays in the store."""
+        await self._replaced()
+        with self._watched(), self._errors():
+            large, small = getattr(self._actor, method).options(num_returns=2).remote(*args)
+            await small
+        return large
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except RayTaskError as error:
+            if isinstance(error.cause, Exception):
+                raise error.cause from None
+            raise RunFailed(str(error), where=self.role) from None
+        except RayActorError as error:
+            raise Lost(f"{self.role}: {error}") from None
+        except RayError as error:
+            raise RunFailed(f"Ray: {error}", where=f"engine.placement.{self.role}",
+                            fix="see the cluster's state (ray status) and its logs") from None  # fmt: skip
+
+    # ---- watching ----
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """While something is asked, see that the actor gets on."""
+        self._calls += 1
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch(self._actor))
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls and self._watcher is not None:
+                self._watcher.cancel()
+                self._watcher = None
+
+    async def _watch(self, actor: Any) -> None:
+        loop, pause = asyncio.get_running_loop(), min(self.hang_seconds / 4, 5.0)
+        seen, moved = None, loop.time()
+        while True:
+            await asyncio.sleep(pause)
+            if actor is not self._actor:  # it was replaced while calls were waiting
+                actor, seen, moved = self._actor, None, loop.time()
+            try:
+                found = await asyncio.wait_for(_value(actor.pulse.remote()), pause)
+            except TimeoutError:
+                found = seen
+            except RayError:  # dead: the calls themselves are told
+                continue
+            if found != seen:
+                seen, moved = found, loop.time()
+            elif loop.time() - moved >= self.hang_seconds:
+                self._why = f"made no progress for {self.hang_seconds:g} s"
+                self.kill()
+                seen, moved = None, loop.time()
+
+    # ---- ending ----
+
+    async def _replaced(self) -> None:
+        if self._replacing is not None:
+            await asyncio.shield(self._replacing)
+
+    async def replace(self, incarnation: int) -> None:
+        """Return when there is a prepared actor newer than ``incarnation``. Raises RunFailed if the role cannot be kept up."""
+        if self.incarnation == incarnation and self._replacing is None:
+            self._replacing = asyncio.create_task(self._replace())
+        await self._replaced()
+
+    async def _replace(self) -> None:
+        began = time.perf_counter()
+        try:
+            while True:
+                self._deaths += 1
+                gone, why = self.pid, self._why
+                if self._deaths > DEATHS:
+                    raise RunFailed(
+                        f"the {self.role} died {DEATHS} times in a row without an answer",
+                        where=f"engine.placement.{self.role}, process {gone}",
+                        fix="see the cluster's logs (memory, most often), then jurat train --resume RUN",
+                    )
+                self.kill()
+                self.incarnation += 1
+                try:
+                    await self.start()
+                except Lost:
+                    continue
+                self.recoveries.append(time.perf_counter() - began)
+                self._note(f"the {self.role} (process {gone}) {why}; process {self.pid} took over "
+                           f"after {self.recoveries[-1]:.1f} s")  # fmt: skip
+                return
+        finally:
+            self._replacing = None
+
+    def shut(self) -> Any:
+        """Ask the actor to end what it started; a reference to wait for, None if there is no actor."""
+        if self._actor is None:
+            return None
+        with suppress(RayError):
+            return self._actor.shut.remote()
+
+    def close(self, *, answers: bool) -> None:
+        """End the process for good; ``answers``: it need not be killed from outside."""
+        self._end() if answers else self.kill()
+        self._actor = None
+
+    def _end(self) -> None:
+        if self._actor is not None:
+            with suppress(RayError):
+                ray.kill(self._actor)
+
+    def kill(self) -> None:
+        """End the process at once, even one that is stopped and answers nobody."""
+        self._end()
+        if not self.pid:
+            return
+        if self.node == ray.get_runtime_context().get_node_id():
+            _kill(self.pid)
+        else:
+            there = NodeAffinitySchedulingStrategy(self.node, soft=False)
+            ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there, max_retries=0).remote(self.pid)
+
+    @property
+    def why(self) -> str:
+        """What became of an actor that was lost."""
+        return self._why
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+async def _value(ref: Any) -> Any:
+    return await ref

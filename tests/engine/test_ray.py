@@ -1,0 +1,348 @@
+"""The Ray home on one machine: equal numbers, and workers that are killed, stopped or cannot be placed."""
+
+import asyncio
+import importlib.util
+import os
+import re
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jurat.engine.ray import needs_ray
+from jurat.platform.config import override, validate
+from jurat.platform.errors import ConfigError, RewardDrift, RunFailed
+from jurat.platform.recipe import Engine
+from jurat.platform.runs.rollouts import read
+from jurat.platform.runs.store import Store
+from jurat.platform.types import Judgement, Message, Problem, Reward, Verdict, VerifierSpec
+from jurat.trainers import launch
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("needs Ray: pip install 'ray[default]'", allow_module_level=True)
+
+needs_ray()
+import ray  # noqa: E402 (what it reads when it is imported must stand)
+
+RECIPE = {
+    "model": "tiny-random",
+    "data": {"train": {"source": "generated:plain", "levels": [1], "size": 40}},
+    "reward": {"members": [{"use": "problem"}, {"use": "fluency"}]},
+    "algorithm": {"name": "grpo", "kl": {"coef": 0.1}},
+    "optim": {"lr": 1e-3},
+    "sampling": {"max_new_tokens": 6},
+    "engine": {"dtype": "float32", "threads": 1, "pools": {"main": {"cpus": 1}}},
+    "checkpoint": {"every": 1},
+    "steps": 3,
+    "prompts_per_step": 4,
+    "updates_per_step": 2,
+    "allocation": {"samples_per_prompt": 4},
+    "seed": 3,
+}
+
+
+class Screen:
+    """A Reporter that keeps what it hears and acts after a step."""
+
+    def __init__(self, after=None):
+        self.steps, self.notes, self.after = [], [], after or {}
+
+    def start(self, **said):
+        self.first = said["first_step"]
+
+    def step(self, report):
+        self.steps.append(report)
+        self.after.get(report.step, lambda: None)()
+
+    def evaluation(self, result):
+        pass
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def train(home: Path, engine=None, after=None, resume=None, **changes):
+    """(rollouts in order, metrics of the steps of this process, screen)"""
+    changes |= {f"engine.{key}": value for key, value in (engine or {}).items()}
+    recipe = None if resume else validate(override(RECIPE, changes), where="test")
+    screen = Screen(after)
+    outcome = launch.train(recipe, home=home, base=home, reporter=screen, resume=resume, run_id=None if resume else "r")
+    assert outcome.state == "finished"
+    steps = [{k: v for k, v in each.metrics.items() if "seconds" not in k} for each in screen.steps]
+    return recorded(home), steps, screen
+
+
+def recorded(home: Path):
+    """Rollouts of the run as they stand in its record."""
+    store = Store.open(None, home)
+    run = store.run("r")
+    rows = [
+        (
+            (r.step, r.scored.rollout.id),
+            r.scored.rollout.tokens.tolist(),
+            r.scored.rollout.sampler_logprobs.tolist(),
+            r.scored.judgement.reward.value,
+            [(span.start, span.end, span.version) for span in r.scored.rollout.spans],
+            {name: (v.status, v.verifier.digest) for name, v in r.scored.judgement.verdicts.items()},
+        )
+        for r in read(store, run, limit=None).records
+    ]
+    store.close()
+    return sorted(rows)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="FATAL")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run in this process."""
+    return train(tmp_path_factory.mktemp("alone"))
+
+
+def actors(kind: str) -> list[psutil.Process]:
+    """Processes of an actor class below this one, oldest first: of LearnerActor the learner, then the reference."""
+    found = [p for p in psutil.Process().children(recursive=True) if p.name().startswith(f"ray::{kind}")]
+    return sorted(found, key=lambda p: p.create_time())
+
+
+def test_same_numbers_as_in_one_process(cluster, alone, tmp_path):
+    """Tokens, log-probs, rewards, spans, losses and gradient norms, bit for bit."""
+    rows, steps, _ = train(tmp_path, {"home": "ray"})
+    assert [row[0] for row in rows] == [row[0] for row in alone[0]]
+    assert rows == alone[0]
+    assert steps == alone[1]
+    assert len({step["policy/loss"] for step in steps}) == 3
+    assert all(step["policy/grad_norm"] > 0 for step in steps)
+
+
+def test_sampler_killed_while_it_decodes_judge_and_reference_after_a_step(cluster, alone, tmp_path, monkeypatch):
+    """All are replaced; every sample is there once, and all numbers are those of the run without faults."""
+
+    def fault():
+        actors("JudgeActor")[0].kill()
+        actors("LearnerActor")[-1].kill()
+
+    monkeypatch.setenv("JURAT_FAULT", "sampler.mid_decode:8")
+    rows, steps, screen = train(tmp_path, {"home": "ray"}, after={1: fault})
+    assert [row[:2] for row in rows] == [row[:2] for row in alone[0]]
+    assert rows == alone[0]
+    assert steps == alone[1]
+    said = "\n".join(screen.notes)
+    for role in ("sampler", "judge", "reference"):
+        assert re.search(rf"the {role} \(process \d+\) died; process \d+ took over after [\d.]+ s", said)
+
+
+@pytest.mark.soak
+def test_learner_killed_ends_the_run_and_a_resume_goes_on(cluster, alone, tmp_path):
+    with pytest.raises(RunFailed, match=r"the learner's process died.*\n.*process \d+\n.*--resume"):
+        train(tmp_path, {"home": "ray"}, after={1: lambda: actors("LearnerActor")[0].kill()})
+    store = Store.open(None, tmp_path)
+    assert store.run("r").state == "failed"
+    store.close()
+    rows, steps, screen = train(tmp_path, resume="r")
+    assert screen.first == 1  # of the checkpoint after step 0; that of step 1 was never written
+    assert rows == alone[0]
+    assert steps == alone[1][1:]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["sampler.mid_decode:1", "sampler.mid_decode:14", "sampler.mid_decode:8:STOP"])
+def test_sampler_lost_at_a_named_point(cluster, alone, tmp_path, monkeypatch, fault):
+    """Stopped, it is found by its lack of progress."""
+    monkeypatch.setenv("JURAT_FAULT", fault)
+    rows, steps, screen = train(tmp_path, {"home": "ray", "hang_seconds": 20})
+    assert rows == alone[0]
+    assert steps == alone[1]
+    assert [note for note in screen.notes if "took over" in note]
+
+
+@pytest.mark.soak
+def test_adapters_have_the_same_numbers(cluster, tmp_path):
+    """What is published is the merged model."""
+    lora = {"lora": {"rank": 4}, "steps": 2}
+    alone = train(tmp_path / "alone", **lora)
+    rows, steps, _ = train(tmp_path / "ray", {"home": "ray"}, **lora)
+    assert rows == alone[0]
+    assert steps == alone[1]
+
+
+@pytest.mark.soak
+def test_ppo_has_the_same_numbers(cluster, tmp_path):
+    """The critic is an actor of its own, also after a resume."""
+    ppo = {"algorithm": {"name": "ppo", "critic": {"lr": 1e-3}}, "steps": 2}
+    alone = train(tmp_path / "alone", **ppo)
+    rows, steps, _ = train(tmp_path / "ray", {"home": "ray"}, **ppo)
+    assert rows == alone[0]
+    assert steps == alone[1]
+    assert any(name.startswith("critic/") for name in steps[0])
+
+
+# ---- judges ------------------------------------------------------------------------------------------------------
+
+
+ONE = {"main": {"cpus": 1}}
+
+
+class Slow:
+    """A judge that takes a second for a long completion."""
+
+    spec_digest = "sha256:slow"
+
+    def bind(self, specs):
+        pass
+
+    async def judge(self, problem, text, *, finish):
+        await asyncio.sleep(1.0 if len(text) >= 10 else 0.01)
+        if text == "refuse":
+            raise RunFailed("refused", where="the judge")
+        return Judgement(verdicts={"it": Verdict.of("correct", read=text)}, reward=Reward(value=float(len(text))))
+
+    def close(self):
+        pass
+
+
+PROBLEM = Problem(
+    id="p", messages=(Message(role="user", content="?"),), reference="1", verifier=VerifierSpec(name="math")
+)
+
+
+@pytest.fixture(scope="module")
+def judges(cluster):
+    """Two of them, and what was noted."""
+    from jurat.engine.ray.home import open_home
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    notes = []
+    with open_home(Engine(home="ray", judges=2, pools=ONE), notes.append, roles=["judge"]) as home:
+        with home.judge(Slow, [], "sha256:slow") as judge:
+            yield judge, notes
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_judge_lost_in_mid_work(judges, number):
+    """Killed, or stopped and found by its lack of progress: what it had in hand is judged by the other, each once."""
+    judge, notes = judges
+    first = judge.crew.hosts[0]
+    first.hang_seconds = 2.0
+    was, incarnation = first.pid, first.incarnation
+    tasks = [asyncio.create_task(judge.judge(PROBLEM, "x" * n, finish="stop")) for n in range(600)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    os.kill(was, number)
+    found = await asyncio.gather(*tasks)
+    assert [made.reward.value for made in found] == list(map(float, range(600)))
+    first.hang_seconds = 300.0
+    await first.replace(incarnation)
+    assert first.pid != was and not psutil.pid_exists(was)
+    assert "made no progress for 2 s" in notes[-1] if number == signal.SIGSTOP else "died" in notes[-1]
+
+
+async def test_an_answer_that_is_an_error_reaches_its_own_caller_alone(judges):
+    judge, _ = judges
+    made = [judge.judge(PROBLEM, text, finish="stop") for text in ("a", "refuse", "b")]
+    good, bad, other = await asyncio.gather(*made, return_exceptions=True)
+    assert (good.reward.value, other.reward.value) == (1.0, 1.0)
+    assert isinstance(bad, RunFailed) and bad.what == "refused"
+
+
+async def test_cancelled_items_are_dropped(judges):
+    judge, _ = judges
+    tasks = [asyncio.create_task(judge.judge(PROBLEM, "x", finish="stop")) for _ in range(1000)]
+    await asyncio.sleep(0.01)
+    for task in tasks[1:]:
+        task.cancel()
+    assert (await tasks[0]).reward.value == 1.0
+    deadline = time.monotonic() + 30
+    while any(lane.held for lane in judge.crew._lanes):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    assert not judge.crew._open and not judge.crew._queue
+
+
+def test_a_judge_with_another_reward_is_refused(cluster):
+    from jurat.engine.ray.home import open_home
+    from jurat.platform.recipe import RewardPart
+    from jurat.verifiers.judge import build_judge
+
+    make = partial(build_judge, RewardPart())
+    with open_home(Engine(home="ray", pools=ONE), print, roles=["judge"]) as home:
+        with pytest.raises(RewardDrift, match=r"the reward on this machine is sha256:"):
+            with home.judge(make, [PROBLEM.verifier], "sha256:another"):
+                pass
+
+
+# ---- placement ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pools", "said"),
+    [
+        (
+            {"main": {"cpus": 64}},
+            r"the pools ask for 64 CPUs \(main 64; each on one machine\), the cluster has 4 on 1 machine",
+        ),
+        ({"main": {"cpus": 4}, "judges": {"cpus": 1}}, r"ask for 5 CPUs \(main 4, judges 1"),
+        ({"main": {"cpus": 1, "gpus": 1}}, r"ask for 1 GPUs \(main 1.*has 0"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused_before_a_model_loads(cluster, tmp_path, pools, said):
+    engine = {"home": "ray", "pools": pools, "placement": {"judge": list(pools)[-1]}}
+    with pytest.raises(ConfigError, match=said) as refused:
+        train(tmp_path, engine)
+    assert refused.value.where == "engine.pools"
+    assert re.search(r"lower engine\.pools\.main\.[cg]pus", refused.value.fix)
+    store = Store.open(None, tmp_path)
+    assert (store.run("r").state, store.segments(store.run("r"))) == ("failed", [])
+    store.close()
+
+
+def test_processors_in_use_are_not_there(cluster):
+    from jurat.engine.ray import cluster as clusters
+
+    one = Engine(home="ray", pools={"main": {"cpus": 3}})
+    with clusters.connect(one, roles=["judge"]):
+        clusters.RESERVE_SECONDS, kept = 0.5, clusters.RESERVE_SECONDS
+        try:
+            with pytest.raises(ConfigError, match=r"the cluster has [01] free, the rest is in use"):
+                with clusters.connect(one, roles=["judge"]):
+                    pass
+        finally:
+            clusters.RESERVE_SECONDS = kept
+
+
+def test_roles_without_a_place_run_in_main_or_in_the_only_pool():
+    assert Engine().pool_of("judge") == "main"
+    assert Engine(pools={"gpu": {}}).pool_of("learner") == "gpu"
+    two = {"main": {}, "judges": {}}
+    placed = Engine(pools=two, placement={"judge": "judges"})
+    assert [placed.pool_of(role) for role in ("sampler", "judge")] == ["main", "judges"]
+    with pytest.raises(ValueError, match=r"placement\.judge: no pool 'spare', pools has main, judges"):
+        Engine(pools=two, placement={"judge": "spare"})
+    with pytest.raises(ValueError, match=r"placement\.sampler: no pool 'main', pools has a, b"):
+        Engine(pools={"a": {}, "b": {}})
+
+
+def test_pools_fit_machines():
+    from jurat.engine.ray.cluster import _fit, _part
+
+    assert _fit([4, 4, 2], [8, 2]) and _fit([], []) and _fit([0, 0], [0])
+    assert not _fit([5, 4], [8]) and not _fit([3], [2, 2])
+    assert [_part(2, 3), _part(4, 3), _part(1, 1), _part(0, 2)] == [0.6666, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere"])
+def test_no_cluster_at_the_address(address):
+    from jurat.engine.ray.cluster import _begin
+
+    with pytest.raises(ConfigError, match="no Ray cluster answers") as refused:
+        _begin(address)
+    assert refused.value.where == f"engine.ray: {address}"
