@@ -11,7 +11,7 @@
 
 PYTHON ?=
 WORKERS ?= 2
-EXTRAS ?= train,lora,demo,api,postgres,plot,dev
+EXTRAS ?= train,lora,ray,demo,api,postgres,plot,dev
 TORCH_INDEX ?=
 VENV_CACHE ?=
 PYTEST ?=
