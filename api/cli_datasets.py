@@ -278,7 +278,7 @@ def _source(name: str, given: _Given) -> tuple[Source, Holds]:
         mapped = {k: v for k in ("question", "answer", "solution", "gold") if (v := getattr(given, k)) is not None}
         path = find_path(name, None)
         if path is not None:
-            keys["split"] = "train"
+            keys["split"] = None  # a file has no parts by that name
             fields, holds = _guessed(path, mapped)
             mapped = {**fields.model_dump(), **mapped}
         keys["fields"] = mapped

@@ -83,7 +83,7 @@ class Interrupted(JuratError):
     exit_code = 130
 
 
-SET_UP = ("train", "lora", "demo", "api", "postgres", "plot", "dev")
+SET_UP = ("train", "lora", "ray", "demo", "api", "postgres", "plot", "dev")
 """Extras that ``make setup`` installs."""
 
 
