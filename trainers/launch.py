@@ -376,11 +376,9 @@ class _Stage:
         return notes
 
     def _updates(self, steps: int) -> int:
-        """Optimiser steps of so many steps."""
+        """Optimiser steps of so many steps; each has a prompt at least."""
         recipe = self.recipe
-        return (
-            steps * recipe.epochs * min(recipe.updates_per_step, recipe.prompts_per_step)
-        )  # each has a prompt at least
+        return steps * recipe.epochs * min(recipe.updates_per_step, recipe.prompts_per_step)
 
     def _engine(self, algorithm: Algorithm) -> local.LocalEngine | RayEngine:
         recipe, cluster = self.recipe, self.launch.cluster
