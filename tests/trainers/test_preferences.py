@@ -1,5 +1,6 @@
 """Runs on preference files: each stage lowers its own held-out loss, stages chain, a resumed stage keeps its reference."""
 
+import asyncio
 import json
 import math
 import os
@@ -7,14 +8,20 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from jurat.datasets.load import load_problems
+from jurat.datasets.load import holds, load_problems
+from jurat.engine import local
 from jurat.platform.config import validate
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.recipe import Prompt, Source
 from jurat.platform.runs.store import Store
+from jurat.platform.types import Visit
 from jurat.trainers import launch
+from jurat.trainers.algorithms import build_algorithm
+from jurat.trainers.evaluate import loss_of
+from jurat.trainers.offline import KINDS, RolloutMaker
 
 
 class Screen:
@@ -45,15 +52,16 @@ def write(path, rows):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """{kind: data} of generated sums: the right answer is chosen, one that is off by one to three is rejected."""
+    """{kind: data} of generated sums: the right answer is chosen, that of the next sum is rejected."""
     folder = tmp_path_factory.mktemp("files")
     made = {}
-    for split, size in (("train", 200), ("held_out", 60)):
-        source = Source(source="generated:plain", levels=(1, 2), size=size, split=split)
+    for split, size in (("train", 800), ("held_out", 200)):
+        source = Source(source="generated:plain", levels=(3,), size=size, split=split)
         sums = [
             (p.messages[0].content, int(p.reference)) for p in load_problems(source, Prompt(), split=split).problems
         ]
-        wrong = [right + 1 + n % 3 for n, (_, right) in enumerate(sums)]
+        others = [right for _, right in (*sums[1:], *sums[:1])]
+        wrong = [other + (other == right) for (_, right), other in zip(sums, others, strict=True)]
         rows = {
             "sft": [{"question": q, "answer": str(right)} for q, right in sums],
             "dpo": [
@@ -96,6 +104,33 @@ def losses(evaluations, name):
     return [e.losses[name] for e in evaluations if name in e.losses]
 
 
+BLOCKS = 10
+T = 2.262
+"""Quantile 0.975 of Student's t with BLOCKS - 1 degrees of freedom."""
+
+
+def fall(recipe, start, trained):
+    """What training took off the loss of each of ``BLOCKS`` disjoint sets of held-out rows: mean and half of the 95 %
+    interval. A block's rows are met with the same reference, so that the difference is paired."""
+    source, name = recipe.data.held_out, recipe.algorithm.name
+    problems = load_problems(source, recipe.prompt, split="held_out", holds=holds(recipe.algorithm, "held_out")).problems
+    first, last = (
+        local.build(Path(folder), recipe.engine, recipe.optim, recipe.sampling, total_steps=1)
+        for folder in (start, trained)
+    )
+    visits = [Visit(problem=problem, visit=0, position=at) for at, problem in enumerate(problems)]
+    cut = np.array_split(np.arange(len(visits)), BLOCKS)  # not every tenth row: labels take turns
+    maker = RolloutMaker("", "", first.tokenizer)
+    blocks = [KINDS[name].groups([visits[at] for at in each], maker) for each in cut]
+
+    async def losses(policy):
+        scorers = {"policy": policy.learner, "reference": first.learner}
+        return np.array([await loss_of(block, build_algorithm(recipe), scorers, tokens=4096) for block in blocks])
+
+    fell = asyncio.run(losses(first)) - asyncio.run(losses(last))
+    return fell.mean(), T * fell.std(ddof=1) / math.sqrt(BLOCKS)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "kind", "untrained"),
     [
@@ -107,19 +142,22 @@ def losses(evaluations, name):
     ids=["sft", "dpo", "ipo", "kto"],
 )
 def test_it_lowers_its_own_held_out_loss(algorithm, kind, untrained, start, files, tmp_path):
-    done, screen = train(
-        tmp_path, model=start, data=files[algorithm["name"]], algorithm=algorithm, steps=20, optim={"lr": 3e-4},
-        evaluate={"final_problems": 60, "problems": 30, "samples": 1, "every": 10},
-    )  # fmt: skip
+    given = {
+        "model": start, "data": files[algorithm["name"]], "algorithm": algorithm, "steps": 20, "optim": {"lr": 3e-4},
+        "evaluate": {"final_problems": 200, "problems": 30, "samples": 1, "every": 10},
+    }  # fmt: skip
+    done, screen = train(tmp_path, **given)
     assert [e.step for e in done.evaluations] == [0, 10, 20]
     before, _, after = losses(done.evaluations, kind)
     if untrained:
         assert before == pytest.approx(untrained, abs=1e-5)
-    assert after < 0.95 * before, (before, after)
+    mean, half = fall(validate({**BASE, **given}, where="test"), start, f"{done.checkpoint}/policy")
+    print(f"{kind}: held-out loss {before:.4f} -> {after:.4f}, fall {mean:.4f} +- {half:.4f}")  # pytest -rP shows it
+    assert mean - half > 0 and after < before, (before, after, mean, half)
     assert all((e.accuracy is None) is (kind != "sft") for e in done.evaluations)
     recorded = [m.result for m in Store.open(None, tmp_path).evaluations(Store.open(None, tmp_path).run(done.run))]
     assert [(e.step, dict(e.losses), e.final, e.problems) for e in recorded] == [
-        (e.step, dict(e.losses), e.step != 10, 30 if e.step == 10 else 60) for e in done.evaluations
+        (e.step, dict(e.losses), e.step != 10, 30 if e.step == 10 else 200) for e in done.evaluations
     ]
     if kind == "kto":
         assert any(report.metrics["policy/reference_point"] > 0 for report in screen.steps)
@@ -182,7 +220,7 @@ def test_where_rows_have_answers_accuracy_is_measured_too(start, tmp_path):
 
 
 def test_unseen_problems_are_answered(start, files, tmp_path):
-    data = {**files["dpo"], "unseen": {"source": "generated:plain", "levels": [3], "size": 4}}
+    data = {**files["dpo"], "unseen": {"source": "generated:plain", "levels": [2], "size": 4}}
     done, _ = train(tmp_path, model=start, data=data, algorithm={"name": "dpo"}, steps=1)
     assert [(e.name, e.step, e.accuracy is None) for e in done.evaluations] == [
         ("held_out", 0, True), ("unseen", 0, False), ("held_out", 1, True), ("unseen", 1, False),
@@ -206,7 +244,7 @@ def test_long_completions_are_left_out_of_training_and_of_the_held_out_loss(star
 def test_a_dry_run_and_what_it_refuses(files, tmp_path):
     given = {**BASE, "model": "tiny-random", "data": files["dpo"], "algorithm": {"name": "dpo"}}
     (stage,) = launch.dry_run(validate(given, where="test"), home=tmp_path, base=tmp_path)["stages"]
-    assert (stage["algorithm"], stage["problems"]) == ("dpo", {"train": 200, "held_out": 60})
+    assert (stage["algorithm"], stage["problems"]) == ("dpo", {"train": 800, "held_out": 200})
     assert stage["max_new_tokens_per_step"] == 0
     idle = {**given, "allocation": {"samples_per_prompt": 4}}
     with pytest.raises(ConfigError, match="allocation is about samples"):
