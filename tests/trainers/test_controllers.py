@@ -101,7 +101,7 @@ def test_each_key_reaches_its_controller():
         {"kl": {"coef": 0.1, "target": 3.0, "horizon": 50}, "normalise": {"over": "window", "window": 9}},
         optim={
             "clip_norm": 0.5,
-            "kl_clip": {"target": 0.01, "low": 0.2, "high": 2.0, "decay": 0.5},
+            "kl_clip": {"target": 0.01, "low": 0.2, "high": 2.0},
             "resume_guard": {"steps": 4, "quantile": 0.5, "factor": 2.0},
         },
         updates_per_step=2,
@@ -397,7 +397,7 @@ STEERED = {
         "kl": {"coef": 0.05, "target": 0.02, "horizon": 40},
         "normalise": {"over": "running"},
     },
-    "optim": {"lr": 3e-3, "kl_clip": {"target": 1e-3, "low": 1e-4, "decay": 0.5}},
+    "optim": {"lr": 3e-3, "kl_clip": {"target": 1e-3, "low": 1e-4}},
 }
 
 

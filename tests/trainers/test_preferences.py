@@ -113,7 +113,9 @@ def fall(recipe, start, trained):
     """What training took off the loss of each of ``BLOCKS`` disjoint sets of held-out rows: mean and half of the 95 %
     interval. A block's rows are met with the same reference, so that the difference is paired."""
     source, name = recipe.data.held_out, recipe.algorithm.name
-    problems = load_problems(source, recipe.prompt, split="held_out", holds=holds(recipe.algorithm, "held_out")).problems
+    problems = load_problems(
+        source, recipe.prompt, split="held_out", holds=holds(recipe.algorithm, "held_out")
+    ).problems
     first, last = (
         local.build(Path(folder), recipe.engine, recipe.optim, recipe.sampling, total_steps=1)
         for folder in (start, trained)
@@ -159,8 +161,12 @@ def test_it_lowers_its_own_held_out_loss(algorithm, kind, untrained, start, file
     assert [(e.step, dict(e.losses), e.final, e.problems) for e in recorded] == [
         (e.step, dict(e.losses), e.step != 10, 30 if e.step == 10 else 200) for e in done.evaluations
     ]
+    first, last = screen.steps[0].metrics, screen.steps[-1].metrics
     if kind == "kto":
         assert any(report.metrics["policy/reference_point"] > 0 for report in screen.steps)
+    elif kind != "sft":
+        assert (first["policy/margin"], first["policy/preferred"]) == (0.0, 0.0)
+        assert last["policy/margin"] > 0 and last["policy/preferred"] > 0.5
 
 
 def manifest(folder):
@@ -249,3 +255,28 @@ def test_a_dry_run_and_what_it_refuses(files, tmp_path):
     idle = {**given, "allocation": {"samples_per_prompt": 4}}
     with pytest.raises(ConfigError, match="allocation is about samples"):
         launch.dry_run(validate(idle, where="test"), home=tmp_path, base=tmp_path)
+
+
+def test_kto_needs_two_questions_and_says_where_every_label_is_the_same(tmp_path):
+    rows = [{"question": "1+1=", "completion": str(n), "label": n == 2} for n in range(4)]
+    given = {**BASE, "model": "tiny-random", "algorithm": {"name": "kto"}, "prompts_per_step": 2}
+
+    def rehearse(rows):
+        made = {**given, "data": {"train": write(tmp_path / "a.jsonl", rows)}}
+        return launch.dry_run(validate(made, where="test"), home=tmp_path, base=tmp_path)["notes"]
+
+    with pytest.raises(DataError, match=r"'kto' .* all 4 rows of data.train ask the same"):
+        rehearse(rows)
+    assert rehearse([*rows, {**rows[0], "question": "2+0="}]) == []
+    (note,) = rehearse([{**row, "question": f"{n}+1=", "label": False} for n, row in enumerate(rows)])
+    assert "every completion of data.train is labelled bad" in note
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto"])
+def test_the_temperature_of_sampling_is_not_that_of_given_completions(name, start, files, tmp_path):
+    given = {"model": start, "data": files[name], "algorithm": {"name": name}, "steps": 2, "prompts_per_step": 4}
+    told = []
+    for heat in (1.0, 0.5):
+        done, screen = train(tmp_path, **given, sampling={"temperature": heat, "max_new_tokens": 6})
+        told.append((losses(done.evaluations, name), [step.metrics["policy/loss"] for step in screen.steps]))
+    assert told[0] == told[1]
