@@ -3,9 +3,6 @@
 import asyncio
 import json
 import math
-import os
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,27 +19,6 @@ from jurat.trainers import launch
 from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.evaluate import loss_of
 from jurat.trainers.offline import KINDS, RolloutMaker
-
-
-class Screen:
-    """A Reporter that keeps what it hears and interrupts the run after ``stop`` steps."""
-
-    def __init__(self, stop=None):
-        self.stop, self.steps, self.evaluations, self.notes = stop, [], [], []
-
-    def start(self, **said): ...
-
-    def step(self, report):
-        self.steps.append(report)
-        if report.version == self.stop:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)
-
-    def evaluation(self, result):
-        self.evaluations.append(result)
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 def write(path, rows):
@@ -87,13 +63,16 @@ BASE = {
 }
 
 
-def train(home, screen=None, **given):
-    screen = screen or Screen()
-    return launch.train(validate({**BASE, **given}, where="test"), home=home, base=home, reporter=screen), screen
+@pytest.fixture(scope="module")
+def train(launched):
+    def run(home, *, stop=None, **given):
+        return launched(home, {**BASE, **given}, stop=stop)
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory, files):
+def start(tmp_path_factory, files, train):
     """A model that has seen some demonstrations."""
     home = tmp_path_factory.mktemp("start")
     done, _ = train(home, model="tiny-random", data=files["sft"], algorithm={"name": "sft"}, steps=30)
@@ -143,7 +122,7 @@ def fall(recipe, start, trained):
     ],
     ids=["sft", "dpo", "ipo", "kto"],
 )
-def test_it_lowers_its_own_held_out_loss(algorithm, kind, untrained, start, files, tmp_path):
+def test_it_lowers_its_own_held_out_loss(algorithm, kind, untrained, start, files, train, tmp_path):
     given = {
         "model": start, "data": files[algorithm["name"]], "algorithm": algorithm, "steps": 20, "optim": {"lr": 3e-4},
         "evaluate": {"final_problems": 200, "problems": 30, "samples": 1, "every": 10},
@@ -173,7 +152,7 @@ def manifest(folder):
     return json.loads((Path(folder) / "manifest.json").read_text())
 
 
-def test_stages_chain_with_their_lineage(files, tmp_path):
+def test_stages_chain_with_their_lineage(files, train, tmp_path):
     """SFT -> DPO -> GRPO: each begins from the last checkpoint of the one before; one table holds what each came to."""
     stages = [
         {"name": "sft", "steps": 4, "algorithm": {"name": "sft"}},
@@ -196,17 +175,15 @@ def test_stages_chain_with_their_lineage(files, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto"])
-def test_a_resumed_stage_compares_with_its_first_weights(name, start, files, tmp_path):
+def test_a_resumed_stage_compares_with_its_first_weights(name, start, files, train, launched, tmp_path):
     given = {
         "model": start, "data": files[name], "algorithm": {"name": name}, "steps": 4, "checkpoint": {"every": 1},
         "updates_per_step": 2, "prompts_per_step": 4,
     }  # fmt: skip
     whole, told = train(tmp_path / "whole", **given)
-    first, _ = train(tmp_path / "halves", Screen(stop=2), **given)
+    first, _ = train(tmp_path / "halves", stop=2, **given)
     assert (first.state, first.step) == ("interrupted", 2)
-    screen = Screen()
-    home = tmp_path / "halves"
-    done = launch.train(None, home=home, base=home, reporter=screen, resume=first.run)
+    done, screen = launched(tmp_path / "halves", resume=first.run)
     assert losses(done.evaluations, name) == losses(whole.evaluations, name)[1:]
     assert losses(whole.evaluations, name)[1] != losses(whole.evaluations, name)[0]
     for got, wanted in zip(screen.steps, told.steps[2:], strict=True):
@@ -214,7 +191,7 @@ def test_a_resumed_stage_compares_with_its_first_weights(name, start, files, tmp
         assert {key: got.metrics[key] for key in keys} == {key: wanted.metrics[key] for key in keys}
 
 
-def test_where_rows_have_answers_accuracy_is_measured_too(start, tmp_path):
+def test_where_rows_have_answers_accuracy_is_measured_too(start, train, tmp_path):
     rows = [{"question": f"{n}+1=", "chosen": str(n + 1), "rejected": "0", "answer": str(n + 1)} for n in range(8)]
     data = {"train": write(tmp_path / "a.jsonl", rows[:4]), "held_out": write(tmp_path / "b.jsonl", rows[4:])}
     done, _ = train(tmp_path, model=start, data=data, algorithm={"name": "dpo"}, steps=1, prompts_per_step=2)
@@ -225,7 +202,7 @@ def test_where_rows_have_answers_accuracy_is_measured_too(start, tmp_path):
         train(tmp_path, model=start, data=data, algorithm={"name": "dpo"}, steps=1)
 
 
-def test_unseen_problems_are_answered(start, files, tmp_path):
+def test_unseen_problems_are_answered(start, files, train, tmp_path):
     data = {**files["dpo"], "unseen": {"source": "generated:plain", "levels": [2], "size": 4}}
     done, _ = train(tmp_path, model=start, data=data, algorithm={"name": "dpo"}, steps=1)
     assert [(e.name, e.step, e.accuracy is None) for e in done.evaluations] == [
@@ -233,7 +210,7 @@ def test_unseen_problems_are_answered(start, files, tmp_path):
     ]  # fmt: skip
 
 
-def test_long_completions_are_left_out_of_training_and_of_the_held_out_loss(start, tmp_path):
+def test_long_completions_are_left_out_of_training_and_of_the_held_out_loss(start, train, tmp_path):
     rows = [{"question": f"{n}+1=", "chosen": str(n + 1), "rejected": "0" * (1 + 9 * (n == 3))} for n in range(8)]
     data = {"train": write(tmp_path / "a.jsonl", rows[:4]), "held_out": write(tmp_path / "b.jsonl", rows[3:])}
     with pytest.raises(DataError, match="1 of 5 held-out problems are trained on"):
@@ -273,7 +250,7 @@ def test_kto_needs_two_questions_and_says_where_every_label_is_the_same(tmp_path
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo", "kto"])
-def test_the_temperature_of_sampling_is_not_that_of_given_completions(name, start, files, tmp_path):
+def test_the_temperature_of_sampling_is_not_that_of_given_completions(name, start, files, train, tmp_path):
     given = {"model": start, "data": files[name], "algorithm": {"name": name}, "steps": 2, "prompts_per_step": 4}
     told = []
     for heat in (1.0, 0.5):
