@@ -47,6 +47,7 @@ class HFTokenizer:
         self.eos_ids: tuple[int, ...] = self._ends(config, _json(folder / "generation_config.json"))
         self._vocab = vocab
         self._pieces, self._strips = _byte_table(self._inner, max(largest + 1, rows or 0))
+        self._sizes = np.array([len(piece) for piece in self._pieces or ()], dtype=np.int64)
 
     @property
     def has_chat_template(self) -> bool:
@@ -75,7 +76,24 @@ class HFTokenizer:
         """
         if self._pieces is None:
             return self._decode_by_prefixes(token_ids)
-        table, decoder = self._pieces, codecs.getincrementaldecoder("utf-8")("replace")
+        data = b"".join(map(self._pieces.__getitem__, token_ids.tolist()))
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return self._decode_damaged(self._pieces, token_ids)
+        ends = self._sizes[token_ids].cumsum()
+        if not data.isascii():  # from bytes to characters: one is complete where the next one starts
+            starts = np.flatnonzero((np.frombuffer(data, dtype=np.uint8) & 0xC0) != 0x80)
+            ends = np.searchsorted(np.append(starts[1:], len(data)), ends, side="right")
+        if self._strips and text.startswith(" "):
+            text, ends = text[1:], np.maximum(ends - 1, 0)
+        return text, ends
+
+    # ---- inside ----
+
+    def _decode_damaged(self, table: Sequence[bytes], token_ids: IntArray) -> tuple[str, IntArray]:
+        """Where the bytes are not UTF-8: token by token, as a reader who waits for each would see it."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         parts: list[str] = []
         ends = np.empty(len(token_ids), dtype=np.int64)
         length, strip = 0, self._strips
@@ -91,8 +109,6 @@ class HFTokenizer:
             parts.append(rest)
             ends[-1] += len(rest)
         return "".join(parts), ends
-
-    # ---- inside ----
 
     def _render(self, turns: Sequence[tuple[str, str]], *, open_reply: bool) -> str:
         from jinja2 import TemplateError

@@ -64,13 +64,14 @@ def pack(
     skips = objective is not None and objective.skips_zero_advantage
     kept = [j for j, sample in enumerate(samples) if not (skips and not sample.advantages.any())]
     kept.sort(key=lambda j: samples[j].atom)
+    targets = [np.count_nonzero(sample.loss_mask) for sample in samples]
     bins: list[list[int]] = []
     used, atom = 0, None
     for _, unit in groupby(kept, key=lambda j: samples[j].atom if whole_atoms else j):
         part = list(unit)
         first = samples[part[0]]
-        completions = sum(int(samples[j].loss_mask.sum()) for j in part)
-        alone = completions + len(first.tokens) - int(first.loss_mask.sum())
+        completions = sum(targets[j] for j in part)
+        alone = completions + len(first.tokens) - targets[part[0]]
         cost = completions if first.atom == atom else alone
         atom = first.atom
         if not bins or used + cost > tokens:

@@ -50,7 +50,7 @@ def to_rollout(
         problem=problem,
         visit=visit,
         index=index,
-        tokens=np.concatenate([prompt, completion.token_ids]).astype(np.int64),
+        tokens=np.concatenate([prompt, completion.token_ids]).astype(np.int64, copy=False),
         loss_mask=mask,
         sampler_logprobs=logprobs,
         spans=completion.spans,

@@ -25,6 +25,8 @@ VERSION_TABLE = "jurat_alembic_version"
 
 def visible(text: str) -> str:
     """Text that UTF-8 and both databases can hold: NUL and lone surrogates become their escapes."""
+    if text.isascii() and "\x00" not in text:
+        return text
     return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
 
 

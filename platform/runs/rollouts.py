@@ -106,6 +106,11 @@ SCHEMA = pa.schema(
         ("verdicts", pa.list_(_VERDICT)),
     ]
 )
+_REPEATED = [
+    "tokens.list.element", *(field.name for field in SCHEMA if pa.types.is_string(field.type)),
+    *(f"verdicts.list.element.{field.name}" for field in _VERDICT if pa.types.is_string(field.type)),
+]  # fmt: skip
+"""Columns whose values repeat. A dictionary of log-probs or offsets is work for nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -146,14 +151,25 @@ def members(batch: Batch) -> Iterator[tuple[Group, Scored, bool, str | None]]:
 
 
 def to_table(batch: Batch, *, run_id: str, stage: str, segment: int, texts: bool) -> pa.Table:
-    rows = [
-        _row(group, scored, baseline, why, texts=texts)
-        | {"run_id": run_id, "stage": stage, "segment": segment, "step": batch.step}
-        for group, scored, baseline, why in members(batch)
-    ]
+    place = {"run_id": run_id, "stage": stage, "segment": segment, "step": batch.step}
+    shared: dict[int, dict[str, Any]] = {}  # what all rows of a group say
+    rows = []
+    for group, scored, baseline, why in members(batch):
+        if id(group) not in shared:
+            shared[id(group)] = place | _group_row(group, why, texts=texts)
+        rows.append(shared[id(group)] | _row(scored, baseline, texts=texts))
+    columns = [_column([row[field.name] for row in rows], field.type) for field in SCHEMA]
     notes = {"jurat.schema": SCHEMA_VERSION, "jurat.run": run_id, "jurat.stage": stage}
     notes |= {"jurat.segment": segment, "jurat.step": batch.step}
-    return pa.Table.from_pylist(rows, SCHEMA.with_metadata({key: str(value) for key, value in notes.items()}))
+    return pa.Table.from_arrays(columns, schema=SCHEMA.with_metadata({key: str(value) for key, value in notes.items()}))
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Arrays of numbers as one list column, laid end to end; anything else value by value."""
+    if not (values and all(isinstance(value, np.ndarray) for value in values)):
+        return pa.array(values, kind)
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    return pa.ListArray.from_arrays(ends, pa.array(np.concatenate(values), kind.value_type), type=kind)
 
 
 def write_part(folder: Path, table: pa.Table, name: str) -> tuple[str, str, int]:
@@ -162,7 +178,8 @@ def write_part(folder: Path, table: pa.Table, name: str) -> tuple[str, str, int]
     If the name is taken by other bytes, the next free one is used: a part is never overwritten.
     """
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True, use_dictionary=_REPEATED,
+                   column_encoding={"char_ends.list.element": "DELTA_BINARY_PACKED"})  # fmt: skip
     data = sink.getvalue()
     view = memoryview(data)
     named = digest(view.tobytes())
@@ -238,11 +255,13 @@ def verdict_rows(verdicts: Iterable[Mapping[str, Verdict]], *, segment: int, ste
 
 def _utf8(text: str) -> str:
     """Lone surrogates as their escapes; NUL stays, Parquet holds it."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _json(value: Any, limit: int | None = None) -> str:
     """ASCII JSON; beyond ``limit`` bytes the beginning, with the size it had."""
+    if value == {}:
+        return "{}"
     text = json.dumps(plain(value), separators=(",", ":"), sort_keys=True)
     if limit is not None and len(text) > limit:
         return json.dumps({"cut": text[:limit], "bytes": len(text)})
@@ -275,22 +294,11 @@ def _verdict(member: str, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _row(group: Group, scored: Scored, baseline: bool, discarded: str | None, *, texts: bool) -> dict[str, Any]:
-    rollout, judgement = scored.rollout, scored.judgement
-    problem, reward = rollout.problem, judgement.reward
-    count = rollout.num_completion_tokens
-    prompt = len(rollout.tokens) - count
-    whole = not rollout.loss_mask[:prompt].any() and bool(rollout.loss_mask[prompt:].all())
-    text = _utf8(rollout.text) if texts else None
-    exact = text is None or text == rollout.text
-    first = next(iter(judgement.verdicts.values()), None)
+def _group_row(group: Group, discarded: str | None, *, texts: bool) -> dict[str, Any]:
+    problem = group.visit.problem
     return {
-        "rollout_id": rollout.id,
         "position": group.visit.position,
         "problem_id": _utf8(problem.id),
-        "visit": rollout.visit,
-        "index": rollout.index,
-        "baseline": baseline,
         "discarded": None if discarded is None else _utf8(discarded),
         "allocation_samples": group.allocation.samples,
         "allocation_reason": _utf8(group.allocation.reason),
@@ -303,6 +311,23 @@ def _row(group: Group, scored: Scored, baseline: bool, discarded: str | None, *,
         "problem_verifier": _utf8(problem.verifier.name),
         "problem_verifier_args": _json(problem.verifier.args),
         "messages": [{"role": m.role, "content": _utf8(m.content)} for m in problem.messages] if texts else None,
+    }
+
+
+def _row(scored: Scored, baseline: bool, *, texts: bool) -> dict[str, Any]:
+    rollout, judgement = scored.rollout, scored.judgement
+    reward = judgement.reward
+    count = rollout.num_completion_tokens
+    prompt = len(rollout.tokens) - count
+    whole = not rollout.loss_mask[:prompt].any() and bool(rollout.loss_mask[prompt:].all())
+    text = _utf8(rollout.text) if texts else None
+    exact = text is None or text == rollout.text
+    first = next(iter(judgement.verdicts.values()), None)
+    return {
+        "rollout_id": rollout.id,
+        "visit": rollout.visit,
+        "index": rollout.index,
+        "baseline": baseline,
         "tokens": rollout.tokens.astype(np.int32),
         "prompt_tokens": prompt,
         "completion_tokens": count,
