@@ -1,7 +1,7 @@
 """The port ``Sampler`` over batched decoding: one call per completion outside, one batch inside.
 
 Requests made in one tick of the event loop are handed over together, in the order made: at lag 0 the composition of a
-batch does not depend on timing. Decoding runs in the compute thread; each completion is delivered as it ends.
+batch does not depend on timing. Decoding runs in one thread; each completion is delivered as it ends.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from jurat.platform.types import Completion, Request
 
 
 class BatchedSampler:
-    """A ``Sampler`` and the ``WeightLink`` to it. ``close`` ends what is running."""
+    """A ``Sampler`` and the ``WeightLink`` to it. ``close`` ends what is running. ``lane`` is the thread that decodes."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._decoding = rows
+    def __init__(self, rows: Rows, lane: compute.Lane = compute.MAIN) -> None:
+        self._decoding, self._lane = rows, lane
         self._tick: list[Row] = []
 
     async def sample(self, request: Request) -> Completion:
@@ -43,7 +43,7 @@ class BatchedSampler:
     async def interrupt(self) -> tuple[Completion, ...]:
         self._hand_over()
         self._decoding.interrupt()
-        await compute.run(self._decoding.run)
+        await self._lane.run(self._decoding.run)
         return self._decoding.aborted()
 
     async def publish(self, version: int, load: Callable[[], None] = lambda: None) -> None:
@@ -54,7 +54,7 @@ class BatchedSampler:
             self._decoding.publish(version)
 
         done = self._decoding.call(action)
-        compute.submit(self._decoding.run)
+        self._lane.submit(self._decoding.run)
         await asyncio.wrap_future(done)
 
     @property
@@ -64,14 +64,14 @@ class BatchedSampler:
 
     def close(self) -> None:
         self._decoding.interrupt()
-        compute.call(self._decoding.run)
-        compute.call(self._decoding.close)
+        self._lane.call(self._decoding.run)
+        self._lane.call(self._decoding.close)
 
     def _hand_over(self) -> None:
         if self._tick:
             rows, self._tick = self._tick, []
             self._decoding.submit(rows)
-            compute.submit(self._decoding.run)
+            self._lane.submit(self._decoding.run)
 
 
 def _resolve(answer: asyncio.Future[Completion], result: Completion | Exception) -> None:

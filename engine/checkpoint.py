@@ -160,7 +160,7 @@ def _digests(draft: Path) -> Iterator[tuple[str, str]]:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+    path.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
     sync(path)
 
 

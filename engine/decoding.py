@@ -6,6 +6,7 @@ the end of the context; they are dropped at once and waiting ones take their pla
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -62,6 +63,11 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     cancelled: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By phase: queued, prefill, decode."""
+    phase: str = "queued"
+    since: float = field(default_factory=time.perf_counter)
+    """When the phase began."""
 
     def __post_init__(self) -> None:
         prefix = self.request.prefix
@@ -69,6 +75,13 @@ class Row:
             self.tokens = prefix.token_ids.tolist()
             self.logprobs = prefix.logprobs.tolist()
             self.spans = list(prefix.spans)
+            self.seconds = dict(prefix.seconds)
+
+    def enter(self, phase: str) -> None:
+        """The time since the last change is that of the phase that ends."""
+        now = time.perf_counter()
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + now - self.since
+        self.phase, self.since = phase, now
 
     def add(self, token: int, logprob: float, version: int) -> None:
         end = len(self.tokens)
@@ -86,11 +99,13 @@ class Row:
         return "length" if full or len(self.tokens) >= sampling.max_new_tokens else None
 
     def completion(self, finish: Finish) -> Completion:
+        self.enter(self.phase)
         return Completion(
             token_ids=np.asarray(self.tokens, dtype=np.int64),
             logprobs=np.asarray(self.logprobs, dtype=np.float32),
             finish=finish,
             spans=tuple(self.spans),
+            seconds=dict(self.seconds),
         )
 
 
@@ -227,7 +242,14 @@ class Decoding(Rows):
         self._live: list[Row] = []
 
     def refresh(self) -> None:
+        """Keys and values in the cache are of the weights before: rows in flight are prefilled again, before others."""
         self.decoder.refresh()
+        if self._live:
+            for row in self._live:
+                row.enter("queued")
+            self._waiting.extendleft(reversed(self._live))
+            self._live = []
+            self.decoder.keep(())
 
     def _turn(self) -> bool:
         self._drop({row for row in self._live if row.cancelled})
@@ -267,10 +289,14 @@ class Decoding(Rows):
             entering += group[: free - len(entering)]
         taken = [row for row in entering if not row.cancelled]
         if taken:
+            for row in taken:
+                row.enter("prefill")
             found = self.decoder.admit([_so_far(row) for row in taken], self._draws(taken))
         for _ in entering:  # only now: had the model raised, they would still be waiting for an answer
             self._waiting.popleft()
         if taken:
+            for row in taken:
+                row.enter("decode")
             self._live += taken
             self._add(taken, *found)
 
@@ -297,6 +323,30 @@ class Decoding(Rows):
         self._drop(set(ended))
         for row, finish in ended.items():
             deliver(row, row.completion(finish))
+
+
+class PullingDecoder:
+    """A decoder whose weights come from elsewhere: each ``refresh`` pulls them first."""
+
+    def __init__(self, inner: Decoder, pull: Callable[[], object]) -> None:
+        self._inner, self._pull = inner, pull
+        self.max_length, self.refills, self.device, self.kernels = (
+            inner.max_length, inner.refills, inner.device, inner.kernels,
+        )  # fmt: skip
+        self.refresh()
+
+    def admit(self, prompts: Sequence[IntArray], draws: Draws) -> tuple[Tensor, Tensor]:
+        return self._inner.admit(prompts, draws)
+
+    def step(self, tokens: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        return self._inner.step(tokens, draws)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self._inner.keep(rows)
+
+    def refresh(self) -> None:
+        self._pull()
+        self._inner.refresh()
 
 
 def _so_far(row: Row) -> IntArray:

@@ -13,7 +13,7 @@ import torch
 
 from jurat.engine import compute, threads
 from jurat.engine.batching import BatchedSampler
-from jurat.engine.decoding import Decoder, Decoding, Rows
+from jurat.engine.decoding import Decoder, Decoding, PullingDecoder, Rows
 from jurat.engine.learner import LocalLearner, LocalScorer, Network
 from jurat.engine.lora import AdaptedNetwork, Layout, LoRALearner, layout
 from jurat.engine.tokenizer import HFTokenizer
@@ -60,31 +60,35 @@ def build(
 ) -> LocalEngine:
     """Load a checked model folder. Raises ModelError or ConfigError. ``seed`` is that of adapters.
 
-    Sampler and learner share the working copy of the weights, or the sampler keeps one in its own format that
-    ``link.publish`` makes anew.
+    Sampler and learner share the working copy of the weights and one thread, or the sampler keeps a copy in its own format
+    that ``link.publish`` makes anew. With ``engine.max_lag`` the sampler always has its own, and a thread: they overlap.
     """
     from transformers import AutoConfig
 
     if engine.sampler == "vllm":
         settings.require()
     count = threads.choose_threads(engine.threads)
+    lane = compute.MAIN
+    if engine.max_lag:
+        lane, count = compute.Lane("sampler"), max(1, count // 2)
+        lane.call(threads.set_up, count)
     threads.set_up(count)
     tokenizer = HFTokenizer(folder)
     config = AutoConfig.from_pretrained(folder)
     reason = _why_simple(config, engine)
     _refuse(engine, lora)
     if engine.ranks > 1:
-        return _sharded(folder, engine, optim, sampling, total_steps, config, tokenizer, simple=reason)
+        return _sharded(folder, engine, optim, sampling, total_steps, config, tokenizer, lane, count, simple=reason)
     make = _simple if reason else _fast
     compute.call(threads.set_up, count)
     adapters = layout(folder, lora) if lora else None
     network, decoder, reference, values = compute.call(make, folder, engine, sampling, adapters)
     if engine.sampler == "vllm":
-        rows, by = compute.call(_vllm, folder, engine, sampling, network, tokenizer.max_length)
+        rows, by = lane.call(_vllm, folder, engine, sampling, network, tokenizer.max_length)
     else:
-        own = compute.call(decoder)
+        own = lane.call(decoder)
         rows, by = Decoding(own, max_concurrent=sampling.max_concurrent), {"sampler": "own", "kernels": own.kernels}
-    sampler = BatchedSampler(rows)
+    sampler = BatchedSampler(rows, lane)
     learner: LocalLearner
     if adapters:
         adapted = cast(AdaptedNetwork, network)
@@ -145,19 +149,18 @@ def _single(what: str) -> ConfigError:
 
 def _sharded(
     folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, total_steps: int, config: PretrainedConfig,
-    tokenizer: HFTokenizer, *, simple: str,
+    tokenizer: HFTokenizer, lane: compute.Lane, count: int, *, simple: str,
 ) -> LocalEngine:
     """A learner cut over processes; the sampler, on either path, stays here."""
     from jurat.engine.fsdp import home
 
-    count = threads.choose_threads(engine.threads)
     compute.call(threads.set_up, count)
     learner = home.start(folder, engine, optim, sampling, total_steps=total_steps, count=count)
     try:
         if simple:
-            decoder = compute.call(lambda: home.simple_decoder(_load(folder, getattr(torch, engine.dtype), engine.device), learner))
+            decoder = lane.call(lambda: home.simple_decoder(_load(folder, getattr(torch, engine.dtype), engine.device), learner))
         else:
-            decoder = compute.call(home.fast_decoder, config, engine, learner)
+            decoder = lane.call(home.fast_decoder, config, engine, learner)
     except BaseException:
         learner.close()
         raise
@@ -165,7 +168,7 @@ def _sharded(
     def critic(optim: Optim, total_steps: int) -> LocalLearner:
         raise _single("a critic")
 
-    sampler = BatchedSampler(Decoding(decoder, max_concurrent=sampling.max_concurrent))
+    sampler = BatchedSampler(Decoding(decoder, max_concurrent=sampling.max_concurrent), lane)
     info = {
         "path": "fsdp", "sampler": "own", "why": simple, "model": config.model_type,
         "parameters": learner.parameters, "dtype": engine.dtype, "kernels": decoder.kernels, "device": engine.device,
@@ -227,8 +230,12 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout
     def network(of: FlatWeights) -> LlamaNetwork:
         return LlamaNetwork(of, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing)
 
-    def decoder(of: FlatWeights) -> LlamaDecoder:
-        return LlamaDecoder(of, native=engine.kernels == "auto")
+    def decoder(of: FlatWeights) -> Decoder:
+        native = engine.kernels == "auto"
+        if not engine.max_lag:
+            return LlamaDecoder(of, native=native)
+        own = FlatWeights(of.shape, dtype=of.dtype, device=engine.device)
+        return PullingDecoder(LlamaDecoder(own, native=native), partial(own.take, of))
 
     def values() -> LlamaNetwork:
         shape = replace(weights.shape, values=True)
@@ -260,7 +267,7 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layo
     )
 
     def decoder() -> SimpleDecoder:
-        if dtype == torch.float32:
+        if dtype == torch.float32 and not engine.max_lag:
             return SimpleDecoder(learning)
         return SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -163,6 +163,11 @@ class Allocator(Protocol):
 
 
 class GroupSource(Protocol):
+    @property
+    def busy(self) -> float | None:
+        """Seconds so far in which something was asked of a sampler; None where there is none."""
+        ...
+
     def plan(self, step: int) -> None:
         """Fix what the batch of ``step`` will hold; called in order of steps."""
         ...
@@ -173,8 +178,10 @@ class GroupSource(Protocol):
         """The loop took this batch: allocators and curricula learn now, in batch order."""
         ...
 
-    async def interrupt(self) -> State:
-        """Stop what is in flight and return a state from which nothing is lost or asked twice."""
+    async def interrupt(self, keep: Collection[int]) -> State:
+        """Stop what is in flight and return a state from which nothing is lost or asked twice; it stays the source's own
+        until a batch is begun again. Of the steps in ``keep`` finished rows and begun ones are kept; batches of others are
+        drawn anew, from the same seeds. Calls of ``batch`` do not return any more: cancel them."""
         ...
 
     def restore(self, state: State) -> None: ...

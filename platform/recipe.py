@@ -527,8 +527,10 @@ class Engine(Part):
     """Ranks that share each layer (tensor parallelism); divides ``ranks``."""
     offload: bool = False
     """Slices of the ranks, their gradients and moments stay on the CPU; GPUs hold a layer at a time."""
-    max_lag: int = Field(default=0, ge=0, le=0)
-    """0: sampler and learner take turns."""
+    max_lag: int = Field(default=0, ge=0, le=8)
+    """Steps that the policy which draws may be behind the one that learns. 0: sampler and learner take turns."""
+    lockstep: bool = False
+    """With max_lag: weights wait for the batches in flight, so that numbers do not depend on speed."""
 
     @model_validator(mode="after")
     def _placed(self) -> Engine:

@@ -160,6 +160,8 @@ class Completion:
     """[N], natural log, of the distribution that was sampled (after temperature)."""
     finish: Finish
     spans: tuple[Span, ...]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall seconds that it was ``queued``, in ``prefill`` and in ``decode``, those of interrupted attempts included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -269,12 +271,21 @@ class Judgement:
     reward: Reward
 
 
+PHASES = ("queued", "prefill", "decode", "score", "wait")
+"""What a sample goes through before the step that takes it: waiting for the sampler, its two kinds of work, the verifiers, and
+ready until the loop takes its batch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scored:
     """A rollout with its judgement."""
 
     rollout: Rollout
     judgement: Judgement
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall seconds by ``PHASES``; empty where nothing was sampled."""
+    ready: float = 0.0
+    """``time.perf_counter()`` of this process when its verdicts came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -321,15 +321,15 @@ class _Stage:
             source = self._source(engine, judge, kept.train)
             buffer = Buffer(
                 source=source,
-                max_lag=recipe.engine.max_lag,
+                max_lag=_lag(recipe),
+                lockstep=recipe.engine.lockstep,
                 first_step=first_step,
                 last_step=recipe.steps,
                 stop=self.stop,
             )
             if own:
                 state = checkpointing.state_of(Path(own.path))
-                source.restore(state["source"])
-                buffer.restored(state["planned"])
+                buffer.restored(state)
                 controllers.restore(state.get("controllers"), note)
             measure = self._evaluator(engine, judge, kept, ledger, algorithm, {**scorers, **learners})
             launch.reporter.start(
@@ -390,7 +390,7 @@ class _Stage:
         heat = recipe.sampling.temperature if isinstance(recipe.algorithm, PolicyGradient) else 1.0
         return build(
             models.resolve(recipe.model, self.launch.home),
-            recipe.engine,
+            recipe.engine.model_copy(update={"max_lag": _lag(recipe)}),
             recipe.optim,
             recipe.sampling.model_copy(update={"temperature": heat}),
             total_steps=self._updates(recipe.steps - waits),
@@ -548,6 +548,11 @@ class _Stage:
                 self.launch.reporter.evaluation(result)
 
         return measure
+
+
+def _lag(stage: Recipe) -> int:
+    """Given completions are drawn by no policy: nothing is gained by planning them ahead."""
+    return stage.engine.max_lag if isinstance(stage.algorithm, PolicyGradient) else 0
 
 
 def _samples_at_most(stage: Recipe) -> int:

@@ -25,6 +25,7 @@ from jurat.trainers.limits import Limits
 from jurat.trainers.metrics import step_metrics, value_metrics
 from jurat.trainers.packing import pack, updates
 from jurat.trainers.samples import Algorithm, annotate
+from jurat.trainers.timeline import idle_metrics, waited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +82,8 @@ async def train(
 ) -> Reached:
     """Run steps first_step .. num_steps - 1, or fewer if a stop is asked for.
 
-    A stop asked for while a batch is awaited drops that batch; asked for later it lets the step finish. Both end in a
-    checkpoint from which a resumed run equals one that was never stopped.
+    A stop asked for while a batch is awaited ends the wait; asked for later it lets the step finish. Both end in a
+    checkpoint from which a resumed run goes on as this one would have: at lag 0 and in lockstep with equal numbers.
     """
     buffer.published(run.first_step)
 
@@ -97,10 +98,11 @@ async def train(
 
     version, last, metrics = run.first_step, None, dict[str, float]()
     for step in range(run.first_step, run.num_steps):
-        clock = Clock()
+        clock, busy = Clock(), buffer.source.busy
         batch = await buffer.take(step)
         if batch is None:
             break
+        batch = waited(batch)
         clock.lap("wait")
         ledger.record_batch(batch)  # evidence first, then judgement
         run.limits.check(batch, reporter)
@@ -135,6 +137,8 @@ async def train(
         clock.lap("update")
         run.limits.check_updates(reports, reporter)
         faults.point("loop.between_update_and_publish")
+        await buffer.settle()
+        clock.lap("wait")
         version = step + 1
         await link.publish(version)
         buffer.published(version)
@@ -142,6 +146,7 @@ async def train(
         steered = controllers.steer(algorithm.reference_kl(samples), len(samples))
         metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(groups)}
         metrics |= steered | value_metrics(samples)
+        metrics |= idle_metrics(clock.laps, None if busy is None else (buffer.source.busy or 0.0) - busy)
         report = StepReport(
             step=step,
             version=version,

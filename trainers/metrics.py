@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from jurat.platform.types import Batch, Sample, UpdateReport
+from jurat.trainers.timeline import lag_metrics, phase_metrics
 
 
 def step_metrics(batch: Batch, reports: Sequence[UpdateReport]) -> dict[str, float]:
-    """Flat names: ``reward/*``, ``verifier/<member>/*``, ``group/*``, ``tokens/*``, ``<role>/*`` (means over updates)."""
+    """Flat names: ``reward/*``, ``verifier/<member>/*``, ``group/*``, ``tokens/*``, ``lag/*``, ``timeline/*``, and
+    ``<role>/*`` (means over updates)."""
     groups = batch.groups
     scored = [s for g in groups for s in g.scored]
     rewards = np.array([s.judgement.reward.value for s in scored if s.judgement.reward.value is not None])
@@ -50,7 +52,7 @@ def step_metrics(batch: Batch, reports: Sequence[UpdateReport]) -> dict[str, flo
             out[f"{role}/{key}"] = _mean(np.array([r.metrics[key] for r in mine if key in r.metrics]))
         out[f"{role}/trained_tokens"] = float(sum(r.tokens for r in mine))
         out[f"{role}/forwarded_tokens"] = float(sum(r.forwarded_tokens for r in mine))
-    return out
+    return out | lag_metrics(batch) | phase_metrics(batch)
 
 
 def value_metrics(samples: Sequence[Sample]) -> dict[str, float]:

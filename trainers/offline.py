@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -148,7 +148,11 @@ class Given:
     def observe(self, batch: Batch) -> None:
         self.plans.pop(batch.step, None)
 
-    async def interrupt(self) -> Mapping[str, Any]:
+    @property
+    def busy(self) -> None:
+        return None
+
+    async def interrupt(self, keep: Collection[int] = ()) -> Mapping[str, Any]:
         return self.state()
 
     def state(self) -> Mapping[str, Any]:

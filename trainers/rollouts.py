@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,10 @@ from jurat.platform.types import (
     Scored,
     Visit,
 )
+from jurat.trainers.snapshot import Drawn
+
+AGAIN_SECONDS = 0.1
+"""Between two tries to interrupt a sampler that has been asked and has not begun."""
 
 
 def rollout_id(run: str, stage: str, problem: str, visit: int, index: int) -> str:
@@ -69,11 +74,9 @@ async def sample_and_judge(
     sampler: Sampler,
     judge: Judge,
     tokenizer: Tokenizer,
-    on_sampled: Callable[[], None] = lambda: None,
 ) -> Scored:
-    """One completion of ``request``, judged as soon as it ends; ``on_sampled`` is called in between."""
+    """One completion of ``request``, judged as soon as it ends."""
     completion = await sampler.sample(request)
-    on_sampled()
     rollout = to_rollout(
         completion, request.prompt, problem, id=request.rollout_id, visit=visit, index=index, tokenizer=tokenizer
     )
@@ -87,8 +90,9 @@ BASELINE = -1
 
 @dataclass(slots=True)
 class Rollouts:
-    """A GroupSource. A plan (visits with their allocations) outlives an interrupt; a half-sampled batch is drawn again
-    from the same seeds.
+    """A GroupSource. A plan (visits with their allocations) outlives an interrupt, and so do rows of the steps that it is
+    told to keep: those that were judged stay, the others go on from the tokens that they have, with the versions that drew
+    them. What is not kept is drawn again from the same seeds.
 
     Where the allocator refills, a batch's later draws join its plan, so that they too are the same after an interrupt.
     Groups beyond ``prompts_per_step``, and those that the allocator does not keep, are discarded with the reason.
@@ -111,6 +115,20 @@ class Rollouts:
     """Told (level, mean reward) of each group when the loop takes its batch."""
     plans: dict[int, list[tuple[Planned, ...]]] = field(default_factory=dict)
     """step -> visits of the first draw, of the first refill, ..."""
+    rows: dict[int, dict[str, Drawn]] = field(default_factory=dict)
+    """step -> {rollout id: how far it is}"""
+    _asked: int = 0
+    """Samples that the sampler owes."""
+    _quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it owes none."""
+    _halted: bool = False
+    """From an interrupt until a batch is begun."""
+    _busy: float = 0.0
+    _since: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        return self._busy + (time.perf_counter() - self._since if self._asked else 0.0)
 
     def plan(self, step: int) -> None:
         self.plans[step] = []
@@ -131,13 +149,14 @@ class Rollouts:
         return bool(visits)
 
     async def batch(self, step: int) -> Batch:
+        self._halted = False
         started = time.perf_counter()
         sampled: list[float] = []
         kept: list[Group] = []
         discarded: list[tuple[Group, str]] = []
         done = 0
         while done < len(self.plans[step]) or self._draw(step, kept=len(kept)):
-            for group in await self._groups(self.plans[step][done], sampled):
+            for group in await self._groups(step, self.plans[step][done], sampled):
                 reason = self._why_not(group, len(kept))
                 if reason:
                     discarded.append((group, reason))
@@ -160,24 +179,24 @@ class Rollouts:
         reason = self.allocator.keep(group)
         return reason or ("more groups than prompts_per_step" if kept == self.prompts_per_step else "")
 
-    async def _groups(self, planned: Sequence[Planned], sampled: list[float]) -> list[Group]:
+    async def _groups(self, step: int, planned: Sequence[Planned], sampled: list[float]) -> list[Group]:
         async with asyncio.TaskGroup() as tasks:
-            made = [tasks.create_task(self._group(tasks, *each, sampled)) for each in planned]
+            made = [tasks.create_task(self._group(tasks, step, *each, sampled)) for each in planned]
         return [task.result() for task in made]
 
     async def _group(
-        self, tasks: asyncio.TaskGroup, visit: Visit, allocation: Allocation, sampled: list[float]
+        self, tasks: asyncio.TaskGroup, step: int, visit: Visit, allocation: Allocation, sampled: list[float]
     ) -> Group:
         prompt = self.tokenizer.encode_prompt(visit.problem.messages)
         greedy = None
         if allocation.greedy_baseline:
             argmax = replace(self.sampling, temperature=0.0)
-            greedy = tasks.create_task(self._scored(visit, BASELINE, prompt, sampled, argmax))
+            greedy = tasks.create_task(self._scored(step, visit, BASELINE, prompt, sampled, argmax))
         group, rounds = Group(visit=visit, scored=(), allocation=allocation), [allocation.samples]
         while rounds[-1]:
             first = len(group.scored)
             made = [
-                tasks.create_task(self._scored(visit, index, prompt, sampled, self.sampling))
+                tasks.create_task(self._scored(step, visit, index, prompt, sampled, self.sampling))
                 for index in range(first, first + rounds[-1])
             ]
             group = replace(group, scored=(*group.scored, *[await task for task in made]))
@@ -190,22 +209,52 @@ class Rollouts:
         return group if greedy is None else replace(group, baseline=await greedy)
 
     async def _scored(
-        self, visit: Visit, index: int, prompt: IntArray, sampled: list[float], sampling: Sampling
+        self, step: int, visit: Visit, index: int, prompt: IntArray, sampled: list[float], sampling: Sampling
     ) -> Scored:
         problem = visit.problem
         name = rollout_id(self.run, self.stage, problem.id, visit.visit, index)
-        seed = seed_of(self.seed, self.stage, problem.id, visit.visit, index)
-        request = Request(rollout_id=name, prompt=prompt, sampling=sampling, seed=seed)
-        return await sample_and_judge(
-            request,
-            problem,
-            visit=visit.visit,
-            index=index,
-            sampler=self.sampler,
-            judge=self.judge,
-            tokenizer=self.tokenizer,
-            on_sampled=lambda: sampled.append(time.perf_counter()),
+        rows = self.rows.setdefault(step, {})
+        row = rows.get(name)
+        judged = None if row is None else row.judgement
+        if row is None or judged is None:
+            await self._going_on()
+            seed = seed_of(self.seed, self.stage, problem.id, visit.visit, index)
+            prefix = None if row is None else row.completion
+            request = Request(rollout_id=name, prompt=prompt, sampling=sampling, seed=seed, prefix=prefix)
+            row = Drawn(completion=await self._sample(request))
+            if len(row.completion.token_ids):
+                rows[name] = row
+            await self._going_on()
+            sampled.append(time.perf_counter())
+        rollout = to_rollout(
+            row.completion, prompt, problem, id=name, visit=visit.visit, index=index, tokenizer=self.tokenizer
         )
+        if judged is None:
+            began = time.perf_counter()
+            judged = await self.judge.judge(problem, rollout.text, finish=rollout.finish)
+            await self._going_on()
+            now = time.perf_counter()
+            rows[name] = row = replace(row, judgement=judged, score_seconds=now - began, ready=now)
+        seconds = {**row.completion.seconds, "score": row.score_seconds}
+        return Scored(rollout=rollout, judgement=judged, seconds=seconds, ready=row.ready)
+
+    async def _sample(self, request: Request) -> Completion:
+        if not self._asked:
+            self._since = time.perf_counter()
+            self._quiet.clear()
+        self._asked += 1
+        try:
+            return await self.sampler.sample(request)
+        finally:
+            self._asked -= 1
+            if not self._asked:
+                self._busy += time.perf_counter() - self._since
+                self._quiet.set()
+
+    async def _going_on(self) -> None:
+        """After an interrupt nothing goes on: the batch is cancelled, and begun again from the rows as they stand."""
+        if self._halted:
+            await asyncio.Event().wait()
 
     def observe(self, batch: Batch) -> None:
         groups = sorted([*batch.groups, *(group for group, _ in batch.discarded)], key=lambda g: g.visit.position)
@@ -216,17 +265,31 @@ class Rollouts:
             if self.curriculum is not None and level is not None and values:
                 self.curriculum(int(level), float(np.mean(values)))
         self.plans.pop(batch.step, None)
+        self.rows.pop(batch.step, None)
 
-    async def interrupt(self) -> Mapping[str, Any]:
+    async def interrupt(self, keep: Collection[int] = ()) -> Mapping[str, Any]:
+        self._halted = True
         await self.sampler.interrupt()
+        while self._asked:  # what was on its way when the sampler was stopped
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), AGAIN_SECONDS)
+            if self._asked:
+                await self.sampler.interrupt()
+        self.rows = {step: rows for step, rows in self.rows.items() if step in keep}
         return self.state()
 
     def state(self) -> Mapping[str, Any]:
-        """JSON: cursor, allocator, and plans not yet taken."""
+        """JSON: cursor, allocator, plans not yet taken, and their rows."""
         plans = {
             str(step): [[_row(*each) for each in planned] for planned in draws] for step, draws in self.plans.items()
         }
-        return {"problems": dict(self.problems.state()), "allocator": dict(self.allocator.state()), "plans": plans}
+        rows = {str(step): {name: row.state() for name, row in each.items()} for step, each in self.rows.items()}
+        return {
+            "problems": dict(self.problems.state()),
+            "allocator": dict(self.allocator.state()),
+            "plans": plans,
+            "rows": rows,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.problems.restore(state["problems"])
@@ -234,6 +297,11 @@ class Rollouts:
         self.plans = {
             int(step): [tuple(map(self._planned, planned)) for planned in draws]
             for step, draws in state["plans"].items()
+        }
+        now = time.perf_counter()
+        self.rows = {
+            int(step): {name: Drawn.of(row, now=now) for name, row in rows.items()}
+            for step, rows in state.get("rows", {}).items()
         }
 
     def _planned(self, row: Mapping[str, Any]) -> Planned:

@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from jurat.engine import threads
-from jurat.engine.decoding import Decoder
+from jurat.engine.decoding import Decoder, PullingDecoder
 from jurat.engine.fsdp.learner import FsdpLearner
 from jurat.engine.fsdp.processes import Processes
 from jurat.engine.fsdp.worker import RankSpec
 from jurat.engine.llama.sampler import LlamaDecoder
 from jurat.engine.llama.weights import FlatWeights, shape_of
-from jurat.engine.sampling import Draws
 from jurat.engine.simple.sampler import SimpleDecoder
 from jurat.platform.recipe import Engine, Optim, SamplingPart
-from jurat.platform.types import IntArray
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
-
-
-class PullingDecoder:
-    """A decoder whose weights come from elsewhere: each ``refresh`` pulls them first."""
-
-    def __init__(self, inner: Decoder, pull: Callable[[], object]) -> None:
-        self._inner, self._pull = inner, pull
-        self.max_length, self.refills, self.device, self.kernels = (
-            inner.max_length, inner.refills, inner.device, inner.kernels,
-        )  # fmt: skip
-        self.refresh()
-
-    def admit(self, prompts: Sequence[IntArray], draws: Draws) -> tuple[Tensor, Tensor]:
-        return self._inner.admit(prompts, draws)
-
-    def step(self, tokens: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        return self._inner.step(tokens, draws)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        self._inner.keep(rows)
-
-    def refresh(self) -> None:
-        self._pull()
-        self._inner.refresh()
 
 
 def start(

@@ -217,6 +217,11 @@ class FlatWeights:
         vars(made).update(vars(self), working=self.master.to(self.dtype, copy=True))
         return made
 
+    def take(self, other: FlatWeights) -> None:
+        """Become what a decoder reads of ``other``: its working copy, and of its master the norms."""
+        self.working.copy_(other.working)
+        self.master[self.num_matrix :].copy_(other.master[self.num_matrix :])
+
     def read(self, folder: Path) -> None:
         """Replace the master by the weights of an HF folder, and refresh the working copy."""
         self._fill(_tensors(folder), where=str(folder))

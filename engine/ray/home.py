@@ -81,7 +81,7 @@ class RayHome:
         def make(role: str, *, lora: LoRA | None = None) -> Callable[[], local.LocalEngine]:
             drawn_by = engine.sampler if role == "sampler" else "own"
             own = engine.model_copy(
-                update={"home": "local", "sampler": drawn_by, "threads": self.cluster.threads(role)}
+                update={"home": "local", "sampler": drawn_by, "threads": self.cluster.threads(role), "max_lag": 0}
             )
             return partial(local.build, folder.resolve(), own, optim, sampling, lora=lora, **rest)
 

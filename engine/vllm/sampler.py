@@ -57,6 +57,8 @@ class VllmRows(Rows):
         """Append what a step drew for one request; deliver it if it ended."""
         name, (part,) = output.request_id, output.outputs
         row = self._live[name]
+        if row.phase != "decode":
+            row.enter("decode")
         for token, found in zip(part.token_ids, part.logprobs, strict=True):
             row.add(token, found[token].logprob, self.version)
         finish = row.ended(self.max_length)
@@ -92,6 +94,7 @@ class VllmRows(Rows):
             extra_args={"seed": request.seed, "start": len(row.tokens), "temperature": sampling.temperature},
         )
         self._engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        row.enter("prefill")  # and what it waits inside vLLM
         self._live[name] = row
 
     def _running(self) -> list[Row]:

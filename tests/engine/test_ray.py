@@ -72,7 +72,7 @@ def train(home: Path, engine=None, after=None, resume=None, **changes):
     screen = Screen(after)
     outcome = launch.train(recipe, home=home, base=home, reporter=screen, resume=resume, run_id=None if resume else "r")
     assert outcome.state == "finished"
-    steps = [{k: v for k, v in each.metrics.items() if "seconds" not in k} for each in screen.steps]
+    steps = [{k: v for k, v in each.metrics.items() if not re.search("seconds|^timeline/|^idle/", k)} for each in screen.steps]
     return recorded(home), steps, screen
 
 

@@ -191,6 +191,54 @@ def test_killed_at_random_moments(seed, recipe, uninterrupted, tmp_path):
     killed_at_random(recipe, uninterrupted, tmp_path / "home", seed)
 
 
+LAG = """
+model: tiny-random
+data:
+  train: {source: "generated:plain", levels: [1], size: 40}
+optim: {lr: 1.0e-3}
+sampling: {max_new_tokens: 12}
+engine: {dtype: float32, threads: 1, max_lag: 2}
+checkpoint: {every: 2, keep: 2}
+prompts_per_step: 4
+steps: 6
+allocation: {samples_per_prompt: 4}
+"""
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "loop.between_update_and_publish:4",
+        *(
+            pytest.param(fault, marks=pytest.mark.soak)
+            for fault in ("sampler.mid_decode:20", "checkpoint.before_rename:2", "rollouts.mid_write:3")
+        ),
+    ],
+)
+def test_killed_with_batches_in_flight(fault, tmp_path):
+    """With a lag numbers depend on speed; still each sample is trained once, and its spans say by whom it was drawn."""
+    from jurat.platform.runs.rollouts import read
+    from jurat.platform.runs.store import Store
+
+    recipe = tmp_path / "lag.yaml"
+    recipe.write_text(LAG)
+    process = start(tmp_path, recipe, JURAT_FAULT=fault)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, said
+    finish(tmp_path, recipe)
+    store = Store.open(None, tmp_path)
+    page = read(store, store.run("k"), limit=None)
+    store.close()
+    assert page.faults == ()
+    rollouts = [(row.step, row.scored.rollout) for row in page.records]
+    assert sorted(step for step, _ in rollouts) == [step for step in range(6) for _ in range(16)]
+    assert len({(r.problem.id, r.visit, r.index) for _, r in rollouts}) == 6 * 16
+    for step, rollout in rollouts:
+        assert [*range(rollout.num_completion_tokens)] == [t for s in rollout.spans for t in range(s.start, s.end)]
+        assert all(max(0, step - 2) <= span.version <= step for span in rollout.spans)
+    assert any(span.version < step for step, rollout in rollouts for span in rollout.spans)
+
+
 def test_the_json_line_of_a_finished_run(recipe, tmp_path):
     done = subprocess.run(
         command(tmp_path, str(recipe), "--run-id", "k", "--json"),
