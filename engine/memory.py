@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ def work_of(stage: Recipe, model: Model, prompt_tokens: int | None = None) -> Wo
     learns, each, samples = new, stage.allocation.samples_per_prompt, stage.allocation.most(stage.prompts_per_step)
     if not isinstance(part, PolicyGradient):
         cap = part.max_solution_tokens if isinstance(part, SFT) else part.max_completion_tokens
-        learns = min(cap or model.context, model.context - prompt)
+        learns = min(cap or stage.tokens_per_microbatch, model.context - prompt)
         each, samples = (2, 2 * stage.prompts_per_step) if isinstance(part, DPO) else (1, stage.prompts_per_step)
     total = stage.prompts_per_step * prompt + samples * learns
     rows = max(min(stage.tokens_per_microbatch, total), prompt + learns if isinstance(part, PolicyGradient) else 1)
@@ -285,9 +285,12 @@ def _updating(model: Model, work: Work, engine: Engine, *, values: bool = False,
         )  # fmt: skip
         inputs = 4 * model.hidden
     else:
-        kept = 16 * model.hidden + width * (5 * model.hidden + (2 * model.qkv + 4 * model.mixed + 4 * model.ff) // tp)
         rows, chunk = work.flat, CHUNK_SIMPLE * (width + 4 * 4) // tp
+        kept = 16 * model.hidden + width * (rows + (2 * model.qkv + 4 * model.mixed + 4 * model.ff) // tp)
         scratch = rows * rows * 5 + rows * (24 * model.hidden + 4 * width * model.ff // tp)
+        if engine.ranks == 1 and width < MASTER:  # autocast: inputs of linear layers, and every weight
+            kept += 5 * width * model.hidden
+            scratch += width * model.parameters
         inputs = 4 * model.hidden
     if engine.activation_checkpointing:
         activations = rows * (model.layers * inputs + kept)
@@ -505,24 +508,26 @@ def _largest(found: Sequence[Process], kind: str) -> list[tuple[str, int]]:
 
 def _way_out(stage: Recipe, limits: Limits, needed: Any) -> str:
     """The first single key that would do, else several together; '' where none does."""
-    tried: list[str] = []
-    together = stage
-    for single in (True, False):
-        for key, value, change in _changes(stage):
-            changed = change(stage if single else together)
-            if changed is None:
-                continue
-            if not single:
-                together = changed
-                tried.append(f"{key}: {value}")
-            if limits.exceeded(needed(changed)) is None:
-                what = f"{key}: {value}" if single else ", ".join(tried)
-                return f"set {what}"
+
+    def lack(recipe: Recipe) -> int:
+        return sum(max(0, demand.bytes - (limits.of(demand) or demand.bytes)) for demand in needed(recipe))
+
+    changes = list(_changes(stage))
+    for key, value, change in changes:
+        if not lack(change(stage)):
+            return f"set {key}: {value}"
+    changed, together = stage, dict[str, Any]()
+    for key, value, change in changes:
+        tried = change(changed)
+        if lack(tried) < lack(changed):
+            changed, together[key] = tried, value
+        if not lack(changed):
+            return "set " + ", ".join(f"{key}: {value}" for key, value in together.items())
     return ""
 
 
 def _changes(stage: Recipe) -> Iterable[tuple[str, Any, Any]]:
-    """(key, value, recipe -> recipe or None where it makes no sense), the cheapest in quality and time first."""
+    """(key, value, recipe -> recipe), the cheapest in quality and time first."""
 
     def top(**update: Any) -> Any:
         return lambda recipe: recipe.model_copy(update=update)
@@ -530,7 +535,11 @@ def _changes(stage: Recipe) -> Iterable[tuple[str, Any, Any]]:
     def engine(**update: Any) -> Any:
         return lambda recipe: recipe.model_copy(update={"engine": recipe.engine.model_copy(update=update)})
 
-    tokens = stage.tokens_per_microbatch
+    tokens, prompt = stage.tokens_per_microbatch, stage.data.max_prompt_tokens
+    for part in (2, 4, 8):
+        if prompt // part >= 128:  # a bound on what the data may hold: free, where its prompts are shorter
+            data = stage.data.model_copy(update={"max_prompt_tokens": prompt // part})
+            yield "data.max_prompt_tokens", prompt // part, top(data=data)
     for part in (2, 4, 8, 16):
         if tokens // part >= 128:
             yield "tokens_per_microbatch", tokens // part, top(tokens_per_microbatch=tokens // part)

@@ -6,13 +6,15 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 LENGTH = 512
 """Entries of a history: the last ones."""
+STEP = "step"
+"""The phase of a process that is asked once a step."""
 PROCESS = Path("/proc/self")
 
 Peaks = Mapping[str, int]
@@ -28,14 +30,22 @@ class Peak:
 
 @dataclass(slots=True)
 class History:
-    """A ring of (step, phase, most bytes held meanwhile). ``measure`` gives the peaks since it was last asked."""
+    """A ring of (step, phase, most bytes held meanwhile). What measures gives the peaks since it was last asked."""
 
     measure: Callable[[], Peaks]
+    """Of this process."""
+    elsewhere: Callable[[], Awaitable[Peaks]] | None = None
+    """Of the processes of other roles."""
     ring: deque[Peak] = field(default_factory=lambda: deque(maxlen=LENGTH))
 
     def note(self, step: int, phase: str) -> None:
         """Of a phase that ended now; the next one begins."""
         self.ring.append(Peak(step, phase, dict(self.measure())))
+
+    async def note_elsewhere(self, step: int) -> None:
+        """Of the other processes in the whole step: each does one thing in it."""
+        if self.elsewhere is not None:
+            self.ring.append(Peak(step, STEP, dict(await self.elsewhere())))
 
     def state(self) -> list[Any]:
         """JSON: [[step, phase, {whose: bytes}], ...], oldest first."""
