@@ -156,7 +156,11 @@ class Work:
 
 def work_of(stage: Recipe, model: Model, prompt_tokens: int | None = None) -> Work:
     """Of a stage as filled by its preset; prompts of ``prompt_tokens`` at most, else ``data.max_prompt_tokens``."""
-    part, sampling, evaluate = stage.algorithm, stage.sampling, stage.evaluate
+    part, sampling, evaluate, moved = stage.algorithm, stage.sampling, stage.evaluate, stage.engine.balance
+    if "samples" in moved:
+        allocation = stage.allocation.model_copy(update={"samples_per_prompt": moved["samples"][1]})
+        stage = stage.model_copy(update={"allocation": allocation})
+    concurrent = moved["sampler_rows"][1] if "sampler_rows" in moved else sampling.max_concurrent
     prompt = min(stage.data.max_prompt_tokens, model.context, prompt_tokens or model.context)
     new = min(sampling.max_new_tokens, model.context)
     learns, each, samples = new, stage.allocation.samples_per_prompt, stage.allocation.most(stage.prompts_per_step)
@@ -168,7 +172,7 @@ def work_of(stage: Recipe, model: Model, prompt_tokens: int | None = None) -> Wo
     rows = max(min(stage.tokens_per_microbatch, total), prompt + learns if isinstance(part, PolicyGradient) else 1)
     measured = [source for source in (stage.data.held_out, stage.data.unseen) if source is not None]
     problems = max(evaluate.problems, evaluate.final_problems) if measured else 0
-    sampled = min(sampling.max_concurrent, max(problems * evaluate.samples, 0 if part.name in OFFLINE else samples))
+    sampled = min(concurrent, max(problems * evaluate.samples, 0 if part.name in OFFLINE else samples))
     return Work(
         rows=rows, flat=math.ceil(rows * each * (prompt + learns) / (prompt + each * learns)),
         longest=max(prompt, learns), sampled=sampled, prompts=min(sampled, problems or stage.prompts_per_step),

@@ -528,8 +528,21 @@ class Engine(Part):
     """Ranks that share each layer (tensor parallelism); divides ``ranks``."""
     offload: bool = False
     """Slices of the ranks, their gradients and moments stay on the CPU; GPUs hold a layer at a time."""
+    balance: dict[
+        Literal["judge_workers", "judge_rows", "sampler_rows", "samples"],
+        tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]],
+    ] = {}
+    """Limit -> [lowest, highest] between which it is moved when one role is the bottleneck (docs/memory.md). Empty: none is,
+    and a run does not depend on speed."""
     max_lag: int = Field(default=0, ge=0, le=0)
     """0: sampler and learner take turns."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Engine:
+        for name, (low, high) in self.balance.items():
+            if low > high:
+                raise ValueError(f"balance.{name} needs lowest <= highest, got [{low}, {high}]")
+        return self
 
     @model_validator(mode="after")
     def _placed(self) -> Engine:

@@ -22,7 +22,7 @@ from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, JuratError, ModelError, RewardDrift, RunFailed
 from jurat.platform.memory import machine_bytes
-from jurat.platform.ports import GroupSource, Judge, Learner, Reporter, Scorer
+from jurat.platform.ports import Allocator, GroupSource, Judge, Learner, Reporter, Scorer
 from jurat.platform.randomness import seed_of
 from jurat.platform.recipe import Dapo, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
@@ -33,6 +33,7 @@ from jurat.platform.types import CheckpointRef, Evaluation, Problem, Visit
 from jurat.trainers import evaluate as evaluation
 from jurat.trainers.algorithms import build_algorithm, refuse_idle
 from jurat.trainers.allocate import bias, build_allocator
+from jurat.trainers.balance import Balance, WatchedJudge, WatchedSampler, knobs_of
 from jurat.trainers.buffer import Buffer
 from jurat.trainers.controllers import build_controllers
 from jurat.trainers.data import Kept, keep, load_sets, longest_prompt, sampling_of, short_enough
@@ -147,9 +148,10 @@ class Prepared:
 
 def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
-    build_algorithm(recipe)  # all three refuse what makes no sense
+    build_algorithm(recipe)  # all refuse what makes no sense
     build_allocator(recipe)
     build_controllers(recipe)
+    knobs_of(recipe)
     sets = load_sets(recipe, base=base)
     problems = [problem for each in sets.values() for problem in each.problems]
     with closing(_judge(recipe, base)) as judge:
@@ -343,7 +345,8 @@ class _Stage:
             ledger = leaving.enter_context(self._ledger(engine, first_step))
             learners, scorers = await self._models(engine, algorithm, own=own, parent=parent)
             await engine.link.publish(first_step)
-            source, peaks = self._source(engine, judge, kept.train), engine.memory()
+            balance, peaks = self._balance(engine, judge, allocator := build_allocator(recipe)), engine.memory()
+            source = self._source(engine, judge, kept.train, allocator, balance)
             buffer = Buffer(
                 source=source,
                 max_lag=recipe.engine.max_lag,
@@ -357,6 +360,7 @@ class _Stage:
                 buffer.restored(state["planned"])
                 controllers.restore(state.get("controllers"), note)
                 peaks.restore(state.get("memory", ()))
+                balance.restore(state.get("balance"))
             measure = self._evaluator(engine, judge, kept, ledger, algorithm, {**scorers, **learners})
             launch.reporter.start(
                 run_id=launch.run.id, stage=self.name, recipe=recipe, first_step=first_step, last_step=recipe.steps
@@ -375,6 +379,7 @@ class _Stage:
                 reporter=launch.reporter,
                 evaluate=measure,
                 memory=peaks,
+                balance=balance,
             )
             if reached.version == recipe.steps:
                 self.unmeasured = self.stop.is_set() and bool(kept.measured)
@@ -397,6 +402,8 @@ class _Stage:
         recipe = self.recipe
         notes = [f"skipped {row}" for row in _bad_rows(self.prepared.sets)]
         notes += [*filter(None, [_trainable(recipe, self.launch.home)]), *bias(recipe, algorithm)]
+        if recipe.engine.balance:
+            notes.append("engine.balance moves limits by the clock: another run of this recipe need not be equal to this one")
         if recipe.checkpoint.every is None and recipe.steps - first_step > LONG:
             notes.append(
                 f"no checkpoint before step {recipe.steps} (checkpoint.every is not set): Ctrl-C once makes one, "
@@ -491,7 +498,25 @@ class _Stage:
             evaluate_every=recipe.evaluate.every,
         )
 
-    def _source(self, engine: local.LocalEngine | RayEngine, judge: Judge, problems: Sequence[Problem]) -> GroupSource:
+    def _balance(self, engine: local.LocalEngine | RayEngine, judge: Any, allocator: Any) -> Balance:
+        """Gauges, and what sets the limits that the recipe lets move."""
+        setters = {
+            "judge_workers": lambda: judge.resize,
+            "judge_rows": lambda: judge.limit,
+            "sampler_rows": lambda: engine.sampler.limit,  # type: ignore[union-attr]
+            "samples": lambda: allocator.limit,
+        }
+        knobs = knobs_of(self.recipe)
+        return Balance(knobs=knobs, apply={knob.name: setters[knob.name]() for knob in knobs})
+
+    def _source(
+        self,
+        engine: local.LocalEngine | RayEngine,
+        judge: Judge,
+        problems: Sequence[Problem],
+        allocator: Allocator,
+        balance: Balance,
+    ) -> GroupSource:
         recipe, algorithm, run = self.recipe, self.recipe.algorithm, self.launch.run.id
         order = ShuffledSource(problems, recipe.seed, curriculum=recipe.data.curriculum)
         by_id = {problem.id: problem for problem in problems}
@@ -509,9 +534,9 @@ class _Stage:
             seed=recipe.seed,
             problems=order,
             by_id=by_id,
-            allocator=build_allocator(recipe),
-            sampler=engine.sampler,
-            judge=judge,
+            allocator=allocator,
+            sampler=WatchedSampler(engine.sampler, balance.sampler),
+            judge=WatchedJudge(judge, balance.judge),
             tokenizer=engine.tokenizer,
             sampling=sampling_of(recipe.sampling, engine.tokenizer),
             prompts_per_step=recipe.prompts_per_step,

@@ -20,6 +20,7 @@ from jurat.platform.memory import History
 from jurat.platform.ports import Checkpoints, Learner, Ledger, Reporter, Scorer, WeightLink
 from jurat.platform.randomness import generator
 from jurat.platform.types import CheckpointRef, StepReport, UpdateReport
+from jurat.trainers.balance import Balance
 from jurat.trainers.buffer import Buffer
 from jurat.trainers.controllers import Controllers
 from jurat.trainers.limits import Limits
@@ -80,6 +81,7 @@ async def train(
     reporter: Reporter,
     evaluate: Callable[[int], Awaitable[None]],
     memory: History,
+    balance: Balance,
 ) -> Reached:
     """Run steps first_step .. num_steps - 1, or fewer if a stop is asked for.
 
@@ -90,7 +92,8 @@ async def train(
 
     async def save(version: int) -> CheckpointRef:
         started = time.perf_counter()
-        state = {**await buffer.checkpoint(), "controllers": controllers.state(), "memory": memory.state()}
+        state = {**await buffer.checkpoint(), "controllers": controllers.state()}
+        state |= {"memory": memory.state(), "balance": balance.state()}
         await ledger.flush()  # a checkpoint never outruns its record
         ref = await checkpoints.save(step=version, learners=learners, source=state)
         ledger.record_checkpoint(ref)
@@ -143,7 +146,7 @@ async def train(
         clock.lap("publish")
         steered = controllers.steer(algorithm.reference_kl(samples), len(samples))
         metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(groups)}
-        metrics |= steered | value_metrics(samples)
+        metrics |= steered | value_metrics(samples) | balance.after(step, clock.laps, ledger)
         report = StepReport(
             step=step,
             version=version,
