@@ -17,6 +17,7 @@ import typer
 
 from jurat.api import terminal
 from jurat.platform.errors import ConfigError, nearest
+from jurat.platform.memory import highest, recorded
 
 if TYPE_CHECKING:
     from jurat.platform.runs.records import Event, Point, RunInfo, VerdictStat
@@ -149,6 +150,7 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
         evaluations = [measured.result for measured in store.evaluations(found)]
         checkpoints, segments = store.checkpoints(found), store.segments(found)
         events, holder, state = store.events(found), store.holder(found), _state(store, found)
+    memory = recorded(Path(checkpoints[-1].ref.path)) if checkpoints else ()
     versions = _versions(found, stats)
     if as_json:
         from jurat.platform.runs.repository import evaluation_to_json
@@ -168,6 +170,7 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
                      "path": c.ref.path}
                     for c in checkpoints
                 ],
+                "memory": [{"step": p.step + 1, "phase": p.phase, "bytes": dict(p.bytes)} for p in memory],
                 "segments": [
                     {name: getattr(s, name) for name in s.__slots__} | {"first_step": s.first_step + 1} for s in segments
                 ],
@@ -202,6 +205,17 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
         terminal.print_table(
             ["stage", "step", "digest", "began from", "path"],
             [(c.stage, c.ref.step, c.ref.digest[:23], c.ref.parent[:23] or "-", c.ref.path) for c in checkpoints],
+        )
+    if memory:
+        _head(f"memory: most by phase, of the last {len(memory)} entries of the newest checkpoint")
+        terminal.print_table(
+            ["phase", "whose", "MiB", "step"],
+            [
+                (phase, whose, f"{peak.bytes[whose] / 2**20:,.0f}", peak.step + 1)
+                for phase, found_by in highest(memory).items()
+                for whose, peak in found_by.items()
+            ],
+            right=(2, 3),
         )
     if segments:
         _head("segments: a step belongs to the newest one that began at or before it")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from jurat.api import terminal
 from jurat.platform.errors import ConfigError, JuratError, install
 
 if TYPE_CHECKING:
+    from jurat.engine.memory import Demand, Limits, Process
     from jurat.trainers.launch import Outcome
 
 PREPARED = "JURAT_ENVIRONMENT_SET"
@@ -22,8 +24,9 @@ PREPARED = "JURAT_ENVIRONMENT_SET"
 
 
 def register(app: typer.Typer) -> None:
-    """Add ``train`` to the command line."""
+    """Add ``train`` and ``estimate`` to the command line."""
     app.command(rich_help_panel="Train")(train)
+    app.command(rich_help_panel="Train")(estimate)
 
 
 RecipeName = Annotated[
@@ -130,6 +133,84 @@ def train(
         raise typer.Exit(130)
 
 
+def estimate(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.yaml", help="As of train.", show_default=False)],
+    assignments: Assignments = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GIB", min=0.01, help="Of the machine; else this one's.", show_default=False)
+    ] = None,
+    gpu_memory: Annotated[
+        float | None, typer.Option(metavar="GIB", min=0.01, help="Of each GPU; else this machine's.", show_default=False)
+    ] = None,
+    as_json: terminal.AsJson = False,
+) -> None:
+    """Memory that a recipe takes at most, by process and part, from the model's config.json: nothing is loaded.
+
+    Exits with 2, and names the key to change, if it does not fit. Prompts count as long as data.max_prompt_tokens lets them be.
+    """
+    from jurat.api import recipes
+    from jurat.engine import memory as formulas
+    from jurat.engine.models import config_folder
+    from jurat.platform.memory import machine_bytes
+    from jurat.trainers.presets import filled
+
+    parsed = filled(recipes.load(recipe, assignments or ())[0])
+    model = formulas.read_model(config_folder(parsed.model, terminal.home()))
+    limits = formulas.Limits(
+        host=int(memory * formulas.GIB) if memory else machine_bytes(),
+        gpu=int(gpu_memory * formulas.GIB) if gpu_memory else _gpu_bytes(parsed.engine.device),
+    )
+    stages = [(name, stage, formulas.estimate(stage, model)) for name, stage in parsed.staged()]
+    if not as_json:
+        for name, stage, found in stages:
+            _print_estimate(name, formulas.demands(stage.engine, found), found, limits)
+    for name, stage, _ in stages:
+        formulas.refuse_unfit(stage, model, limits, name=name)
+    if as_json:
+        terminal.print_json({
+            "recipe": parsed.name, "parameters": model.parameters, "limits": dataclasses.asdict(limits),
+            "stages": [
+                {
+                    "stage": name,
+                    "places": [dataclasses.asdict(each) for each in formulas.demands(stage.engine, found)],
+                    "processes": [
+                        {**dataclasses.asdict(each), "host_bytes": each.host_bytes, "gpu_bytes": each.gpu_bytes}
+                        for each in found
+                    ],
+                }
+                for name, stage, found in stages
+            ],
+        })  # fmt: skip
+
+
+def _gpu_bytes(device: str) -> int | None:
+    """Of the smallest GPU here; None where the recipe asks for none, or there is none."""
+    if device == "cpu" or importlib.util.find_spec("torch") is None:
+        return None
+    from jurat.engine.probe import accelerators
+
+    return min((gpu["memory_bytes"] for gpu in accelerators()["gpus"]), default=None)
+
+
+def _print_estimate(name: str, places: Sequence[Demand], found: Sequence[Process], limits: Limits) -> None:
+    """A stage for a person."""
+    typer.echo(f"stage   {name or '(only one)'}")
+    rows = [
+        (f"{process.count} x {process.name}" if process.count > 1 else process.name, where, part.name, part.phase or "always",
+         f"{part.bytes / 2**20:,.0f}")
+        for process in found
+        for where, parts in (("host", process.host), ("gpu", process.gpu))
+        for part in parts
+        if part.bytes >= 1 << 19
+    ]  # fmt: skip
+    terminal.print_table(["process", "on", "what", "when", "MiB"], rows, right=(4,))
+    for place in places:
+        limit = limits.of(place)
+        there = f"of {limit / 2**30:.1f} GiB" if limit else "(there: not known)"
+        typer.echo(f"{place.place}: {place.bytes / 2**30:.2f} GiB at most {there}")
+    typer.echo("")
+
+
 def needs_engine() -> None:
     """Raises ConfigError where the core alone is installed."""
     absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
@@ -180,6 +261,8 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         fixed = f"{most} samples, at most {new}" if stage["samples_per_step"] else f"at most {most} samples, {new}"
         given = f"{most} pairs" if stage["holds"] == "pairs" else f"{most} given completions"
         typer.echo(f"step    {fixed if stage['max_new_tokens_per_step'] else given}")
+        if stage["memory_bytes"]:
+            typer.echo(f"memory  at most about {stage['memory_bytes'] / 2**30:.1f} GiB (jurat estimate: of what)")
         typer.echo(f"asks    {terminal.clean(stage['example'], 160)}")
     if plan["notes"]:
         typer.echo("")

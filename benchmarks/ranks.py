@@ -73,7 +73,7 @@ def measure(learner: FsdpLearner, tokens: int) -> dict[str, Any]:
         row |= {"save_MB": learner.checkpoint_bytes // 10**6, "save_s": round(time.perf_counter() - began, 2)}
     if learner.spec.ranks > 1:
         row |= resharding(learner)
-    row["peak_MiB"] = max(learner.wait(learner._everywhere, "peak_bytes")) // MIB
+    row["peak_MiB"] = max(each["host"] for each in learner.wait(learner._everywhere, "peaks")) // MIB
     return row
 
 

@@ -57,6 +57,10 @@ class BatchedSampler:
         self._lane.submit(self._decoding.run)
         await asyncio.wrap_future(done)
 
+    def limit(self, rows: int) -> None:
+        """From now on so many rows are decoded at once at most; those that run go on."""
+        self._decoding.max_concurrent = rows
+
     @property
     def turns(self) -> int:
         """Rounds of decoding so far: whether it gets on."""

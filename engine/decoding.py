@@ -115,6 +115,8 @@ class Rows:
 
     def __init__(self, *, max_length: int, version: int) -> None:
         self.max_length, self.version = max_length, version
+        self.max_concurrent = 0
+        """Rows at once at most, where this is ours to say."""
         self._inbox: deque[Sequence[Row]] = deque()
         self._calls: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._interrupted = False

@@ -16,9 +16,11 @@ from jurat.engine.batching import BatchedSampler
 from jurat.engine.decoding import Decoder, Decoding, PullingDecoder, Rows
 from jurat.engine.learner import LocalLearner, LocalScorer, Network
 from jurat.engine.lora import AdaptedNetwork, Layout, LoRALearner, layout
+from jurat.engine.meter import meter
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.engine.vllm import settings
 from jurat.platform.errors import ConfigError, ModelError
+from jurat.platform.memory import History
 from jurat.platform.ports import Scorer
 from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 
@@ -41,6 +43,11 @@ class LocalEngine:
     """(settings, optimiser steps) -> a value model that begins with the policy's weights as they are now."""
     info: Mapping[str, Any]
     """For doctor and the run record: path and why, threads, dtype, parameters."""
+
+    def memory(self) -> History:
+        """Of this process and, where there are any, of the learner's ranks."""
+        elsewhere = None if isinstance(self.learner, LocalLearner) else self.learner.peaks
+        return History(meter(self.info["device"]), elsewhere)
 
     def close(self) -> None:
         self.sampler.close()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +111,17 @@ def resolve(model: str, home: Path) -> Path:
     return folder
 
 
+def config_folder(model: str, home: Path) -> Path:
+    """Where the ``config.json`` of a recipe's ``model`` lies; of a model on the Hub nothing else is fetched. Raises ModelError."""
+    fetched = model_folder(model, home)
+    for folder in (fetched, Path(model)):
+        if (folder / "config.json").is_file() and (folder != fetched or "/" not in model):
+            return folder
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not Path(model).is_dir():
+        return _from_hub(model, ["config.json"])
+    return resolve(model, home)
+
+
 def check_folder(folder: Path) -> None:
     """Raise ModelError unless config, weights and tokenizer are there and the vocabulary fits the embedding."""
     path = folder / "config.json"
@@ -154,13 +165,15 @@ def _largest_id(tokenizer: Path) -> int:
         ) from None
 
 
-def _from_hub(model: str) -> Path:
+WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+
+
+def _from_hub(model: str, wanted: Sequence[str] = WANTED) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
     try:
-        return Path(snapshot_download(model, allow_patterns=wanted))
+        return Path(snapshot_download(model, allow_patterns=list(wanted)))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(

@@ -531,6 +531,19 @@ class Engine(Part):
     """Steps that the policy which draws may be behind the one that learns. 0: sampler and learner take turns."""
     lockstep: bool = False
     """With max_lag: weights wait for the batches in flight, so that numbers do not depend on speed."""
+    balance: dict[
+        Literal["judge_workers", "judge_rows", "sampler_rows", "samples"],
+        tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]],
+    ] = {}
+    """Limit -> [lowest, highest] between which it is moved when one role is the bottleneck (docs/memory.md). Empty: none is,
+    and a run does not depend on speed."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Engine:
+        for name, (low, high) in self.balance.items():
+            if low > high:
+                raise ValueError(f"balance.{name} needs lowest <= highest, got [{low}, {high}]")
+        return self
 
     @model_validator(mode="after")
     def _placed(self) -> Engine:

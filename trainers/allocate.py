@@ -17,11 +17,14 @@ from jurat.trainers.allocation.rule import Rule
 from jurat.trainers.samples import Algorithm
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UniformAllocator(Rule):
-    """The same count for every prompt."""
+    """The same count for every prompt, which may be set between two plans."""
 
     samples_per_prompt: int
+
+    def limit(self, samples: int) -> None:
+        self.samples_per_prompt = samples
 
     def plan(self, visits: Sequence[Visit]) -> tuple[Allocation, ...]:
         return tuple(Allocation(samples=self.samples_per_prompt, reason="uniform") for _ in visits)

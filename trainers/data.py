@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from jurat.platform.ports import Tokenizer
 from jurat.platform.recipe import KTO, SFT, PolicyGradient, Recipe, SamplingPart
 from jurat.platform.types import Problem, Sampling
 from jurat.trainers.offline import KINDS
+
+LONGEST = 32
+"""Prompts with most characters, among which the one with most tokens is looked for."""
 
 
 def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
@@ -95,6 +99,16 @@ def short_enough(
         why = f"data.max_prompt_tokens, or the context of {context} less {recipe.sampling.max_new_tokens}"
         within(prompts, min(cap, room), "prompts", why)
     return tuple(problems)
+
+
+def longest_prompt(problems: Sequence[Problem], tokenizer: Tokenizer) -> int:
+    """Tokens of the longest prompt, from those with most characters."""
+
+    def characters(problem: Problem) -> int:
+        return sum(len(message.content) for message in problem.messages)
+
+    longest = heapq.nlargest(LONGEST, problems, key=characters)
+    return max((len(tokenizer.encode_prompt(problem.messages)) for problem in longest), default=1)
 
 
 @dataclass(frozen=True, slots=True)

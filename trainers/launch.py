@@ -15,12 +15,14 @@ from jurat.datasets.check import check_gold, refuse_failed
 from jurat.datasets.cursor import ShuffledSource
 from jurat.datasets.load import ProblemSet, holds
 from jurat.engine import checkpoint as checkpointing
-from jurat.engine import local, lora, models
+from jurat.engine import local, lora, memory, models
+from jurat.engine.probe import accelerators
 from jurat.engine.ray import needs_ray
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
-from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
-from jurat.platform.ports import GroupSource, Judge, Learner, Reporter, Scorer
+from jurat.platform.errors import ConfigError, JuratError, ModelError, RewardDrift, RunFailed
+from jurat.platform.memory import machine_bytes
+from jurat.platform.ports import Allocator, GroupSource, Judge, Learner, Reporter, Scorer
 from jurat.platform.randomness import seed_of
 from jurat.platform.recipe import Dapo, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
@@ -31,9 +33,10 @@ from jurat.platform.types import CheckpointRef, Evaluation, Problem, Visit
 from jurat.trainers import evaluate as evaluation
 from jurat.trainers.algorithms import build_algorithm, refuse_idle
 from jurat.trainers.allocate import bias, build_allocator
+from jurat.trainers.balance import Balance, WatchedJudge, WatchedSampler, knobs_of
 from jurat.trainers.buffer import Buffer
 from jurat.trainers.controllers import build_controllers
-from jurat.trainers.data import Kept, keep, load_sets, sampling_of, short_enough
+from jurat.trainers.data import Kept, keep, load_sets, longest_prompt, sampling_of, short_enough
 from jurat.trainers.limits import Limits
 from jurat.trainers.loop import Reached, Run
 from jurat.trainers.loop import train as run_loop
@@ -101,6 +104,7 @@ def train(
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
     for each in prepared:
         _trainable(each.recipe, home)  # refuses unknown layers of any stage before the first one is trained
+    _memory(prepared, home, reporter.note)
     rewards = [each.reward for each in prepared]
     run = found or store.create_run(
         recipe=recipe,
@@ -146,9 +150,10 @@ class Prepared:
 
 def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
-    build_algorithm(recipe)  # all three refuse what makes no sense
+    build_algorithm(recipe)  # all refuse what makes no sense
     build_allocator(recipe)
     build_controllers(recipe)
+    knobs_of(recipe)
     sets = load_sets(recipe, base=base)
     problems = [problem for each in sets.values() for problem in each.problems]
     with closing(_judge(recipe, base)) as judge:
@@ -201,6 +206,30 @@ def _trainable(recipe: Recipe, home: Path) -> str:
     found = lora.layout(models.resolve(recipe.model, home), recipe.lora)
     share = found.trainable / found.parameters
     return f"LoRA of rank {found.rank}: {found.trainable:,} parameters learn, {share:.2%} of the model's {found.parameters:,}"
+
+
+def _memory(stages: Sequence[Prepared], home: Path, note: Callable[[str], None]) -> Mapping[str, int]:
+    """{stage: the most bytes that one place needs}; empty where the model has no formulas.
+
+    Raises ConfigError for a stage that cannot fit. Prompts are those of the data; what machines of a cluster have is theirs.
+    """
+    folder = models.resolve(stages[0].recipe.model, home)
+    engine = stages[0].recipe.engine
+    try:
+        model = memory.read_model(folder)
+    except ModelError as error:
+        note(f"memory is not checked: {error.what}")
+        return {}
+    gpus = [gpu["memory_bytes"] for gpu in accelerators()["gpus"]] if engine.device != "cpu" else []
+    here = engine.home == "local" or engine.ray == "local"
+    limits = memory.Limits(host=machine_bytes() if here else None, gpu=min(gpus, default=None) if here else None)
+    tokenizer, needed = HFTokenizer(folder), {}
+    for each in stages:
+        prompt = longest_prompt([problem for found in each.sets.values() for problem in found.problems], tokenizer)
+        memory.refuse_unfit(each.recipe, model, limits, prompt_tokens=prompt, name=each.name)
+        needs = memory.demands(engine, memory.estimate(each.recipe, model, prompt))
+        needed[each.name] = max(demand.bytes for demand in needs)
+    return needed
 
 
 def _bad_rows(sets: Mapping[str, ProblemSet]) -> list[str]:
@@ -318,7 +347,8 @@ class _Stage:
             ledger = leaving.enter_context(self._ledger(engine, first_step))
             learners, scorers = await self._models(engine, algorithm, own=own, parent=parent)
             await engine.link.publish(first_step)
-            source = self._source(engine, judge, kept.train)
+            balance, peaks = self._balance(engine, judge, allocator := build_allocator(recipe)), engine.memory()
+            source = self._source(engine, judge, kept.train, allocator, balance)
             buffer = Buffer(
                 source=source,
                 max_lag=_lag(recipe),
@@ -331,6 +361,8 @@ class _Stage:
                 state = checkpointing.state_of(Path(own.path))
                 buffer.restored(state)
                 controllers.restore(state.get("controllers"), note)
+                peaks.restore(state.get("memory", ()))
+                balance.restore(state.get("balance"))
             measure = self._evaluator(engine, judge, kept, ledger, algorithm, {**scorers, **learners})
             launch.reporter.start(
                 run_id=launch.run.id, stage=self.name, recipe=recipe, first_step=first_step, last_step=recipe.steps
@@ -348,6 +380,8 @@ class _Stage:
                 checkpoints=self._checkpoints(begun=own or parent),
                 reporter=launch.reporter,
                 evaluate=measure,
+                memory=peaks,
+                balance=balance,
             )
             if reached.version == recipe.steps:
                 self.unmeasured = self.stop.is_set() and bool(kept.measured)
@@ -370,6 +404,8 @@ class _Stage:
         recipe = self.recipe
         notes = [f"skipped {row}" for row in _bad_rows(self.prepared.sets)]
         notes += [*filter(None, [_trainable(recipe, self.launch.home)]), *bias(recipe, algorithm)]
+        if recipe.engine.balance:
+            notes.append("engine.balance moves limits by the clock: another run of this recipe need not be equal to this one")
         if recipe.checkpoint.every is None and recipe.steps - first_step > LONG:
             notes.append(
                 f"no checkpoint before step {recipe.steps} (checkpoint.every is not set): Ctrl-C once makes one, "
@@ -466,7 +502,25 @@ class _Stage:
             evaluate_every=recipe.evaluate.every,
         )
 
-    def _source(self, engine: local.LocalEngine | RayEngine, judge: Judge, problems: Sequence[Problem]) -> GroupSource:
+    def _balance(self, engine: local.LocalEngine | RayEngine, judge: Any, allocator: Any) -> Balance:
+        """Gauges, and what sets the limits that the recipe lets move."""
+        setters = {
+            "judge_workers": lambda: judge.resize,
+            "judge_rows": lambda: judge.limit,
+            "sampler_rows": lambda: engine.sampler.limit,  # type: ignore[union-attr]
+            "samples": lambda: allocator.limit,
+        }
+        knobs = knobs_of(self.recipe)
+        return Balance(knobs=knobs, apply={knob.name: setters[knob.name]() for knob in knobs})
+
+    def _source(
+        self,
+        engine: local.LocalEngine | RayEngine,
+        judge: Judge,
+        problems: Sequence[Problem],
+        allocator: Allocator,
+        balance: Balance,
+    ) -> GroupSource:
         recipe, algorithm, run = self.recipe, self.recipe.algorithm, self.launch.run.id
         order = ShuffledSource(problems, recipe.seed, curriculum=recipe.data.curriculum)
         by_id = {problem.id: problem for problem in problems}
@@ -484,9 +538,9 @@ class _Stage:
             seed=recipe.seed,
             problems=order,
             by_id=by_id,
-            allocator=build_allocator(recipe),
-            sampler=engine.sampler,
-            judge=judge,
+            allocator=allocator,
+            sampler=WatchedSampler(engine.sampler, balance.sampler),
+            judge=WatchedJudge(judge, balance.judge),
             tokenizer=engine.tokenizer,
             sampling=sampling_of(recipe.sampling, engine.tokenizer),
             prompts_per_step=recipe.prompts_per_step,
@@ -571,8 +625,10 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
     recipe = filled(recipe)
     folder = models.resolve(recipe.model, home)
     tokenizer, notes = HFTokenizer(folder), list[str]()
-    for name, stage in recipe.staged():
-        sets = prepare(stage, base=base, name=name).sets
+    prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
+    needed = _memory(prepared, home, notes.append)
+    for each_stage in prepared:
+        name, stage, sets = each_stage.name, each_stage.recipe, each_stage.sets
         kept = keep(sets, tokenizer, stage, notes.append)
         given = not isinstance(stage.algorithm, PolicyGradient)
         samples = stage.prompts_per_step if given else _samples_at_most(stage)
@@ -589,6 +645,7 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
                 "holds": holds(stage.algorithm, "train"),
                 "gold_answers": sum(bool(problem.reference) for each in sets.values() for problem in each.problems),
                 "bad_rows": _bad_rows(sets),
+                "memory_bytes": needed.get(name),
                 "samples_per_step": samples if given or stage.allocation.fixed else None,
                 "samples_per_step_at_most": samples,
                 "max_new_tokens_per_step": 0 if given else samples * stage.sampling.max_new_tokens,

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from jurat.platform import faults
+from jurat.platform.memory import History
 from jurat.platform.ports import Checkpoints, Learner, Ledger, Reporter, Scorer, WeightLink
 from jurat.platform.randomness import generator
 from jurat.platform.types import CheckpointRef, StepReport, UpdateReport
+from jurat.trainers.balance import Balance
 from jurat.trainers.buffer import Buffer
 from jurat.trainers.controllers import Controllers
 from jurat.trainers.limits import Limits
@@ -79,6 +81,8 @@ async def train(
     checkpoints: Checkpoints,
     reporter: Reporter,
     evaluate: Callable[[int], Awaitable[None]],
+    memory: History,
+    balance: Balance,
 ) -> Reached:
     """Run steps first_step .. num_steps - 1, or fewer if a stop is asked for.
 
@@ -90,6 +94,7 @@ async def train(
     async def save(version: int) -> CheckpointRef:
         started = time.perf_counter()
         state = {**await buffer.checkpoint(), "controllers": controllers.state()}
+        state |= {"memory": memory.state(), "balance": balance.state()}
         await ledger.flush()  # a checkpoint never outruns its record
         ref = await checkpoints.save(step=version, learners=learners, source=state)
         ledger.record_checkpoint(ref)
@@ -98,7 +103,7 @@ async def train(
 
     version, last, metrics = run.first_step, None, dict[str, float]()
     for step in range(run.first_step, run.num_steps):
-        clock, busy = Clock(), buffer.source.busy
+        clock, busy = Clock(lambda phase, step=step: memory.note(step, phase)), buffer.source.busy
         batch = await buffer.take(step)
         if batch is None:
             break
@@ -145,7 +150,7 @@ async def train(
         clock.lap("publish")
         steered = controllers.steer(algorithm.reference_kl(samples), len(samples))
         metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(groups)}
-        metrics |= steered | value_metrics(samples)
+        metrics |= steered | value_metrics(samples) | balance.after(step, clock.laps, ledger)
         metrics |= idle_metrics(clock.laps, None if busy is None else (buffer.source.busy or 0.0) - busy)
         report = StepReport(
             step=step,
@@ -158,12 +163,15 @@ async def train(
                 "judge": batch.seconds.get("judge", 0.0),
             },
         )
+        await memory.note_elsewhere(step)
         ledger.record_step(report)
         reporter.step(report)
         if run.saves_after(step):
             last = await save(version)
+            clock.lap("save")
         if run.evaluates_after(step):
             await evaluate(version)
+            clock.lap("evaluate")
         if buffer.stop.is_set():
             break
     if version > run.first_step and (last is None or last.step != version):
@@ -173,10 +181,11 @@ async def train(
 
 
 class Clock:
-    """Wall seconds by phase."""
+    """Wall seconds by phase; ``ended`` hears of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[str], None]) -> None:
         self.laps: dict[str, float] = {}
+        self._ended = ended
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
@@ -184,3 +193,4 @@ class Clock:
         now = time.perf_counter()
         self.laps[name] = self.laps.get(name, 0.0) + now - self._last
         self._last = now
+        self._ended(name)

@@ -59,6 +59,7 @@ class LocalJudge:
         cache: int = 100_000,
     ) -> None:
         self.part = part
+        self._workers = part.workers
         self._labels = reward.labels(part.members)
         self._origins = list(origins)
         self._deadline = deadline
@@ -292,7 +293,7 @@ class LocalJudge:
             if self._closed:
                 raise _closed()
             if self._pool is None:
-                self._pool = Pool(self._origins, workers=self.part.workers, spares=self._spares, limits=self._limits)
+                self._pool = Pool(self._origins, workers=self._workers, spares=self._spares, limits=self._limits)
             return self._pool
 
     def _send(self, items: list[_Item], attempt: int = 1) -> None:
@@ -401,7 +402,7 @@ class LocalJudge:
         if any((o.kind, o.value) == (origin.kind, origin.value) for o in self._origins):
             return
         origins = [*self._origins, origin]
-        new = Pool(origins, workers=self.part.workers, spares=self._spares, limits=self._limits)
+        new = Pool(origins, workers=self._workers, spares=self._spares, limits=self._limits)
         try:
             remote: dict[str, Mapping[str, Any]] = {entry["name"]: entry for entry in new.describe()}
         except BaseException:
@@ -417,6 +418,13 @@ class LocalJudge:
             raise _closed()
         if old is not None:
             old.close()
+
+    def resize(self, workers: int) -> None:
+        """From now on so many verifiers run at once in processes."""
+        with self._lock:
+            self._workers = workers
+            if self._pool is not None:
+                self._pool.resize(workers)
 
     def pids(self) -> list[int]:
         """Worker processes alive now, the spare included."""

@@ -145,6 +145,11 @@ class FsdpLearner:
         self.wait(self._everywhere, "keep", name)
         return FsdpScorer(self, name)
 
+    async def peaks(self) -> Mapping[str, int]:
+        """{"rank" and, of GPUs, "rank gpu": most bytes that one of them has had since it was last asked}."""
+        found = await self.run(self._everywhere, "peaks")
+        return {f"rank {what}".removesuffix(" host"): max(each[what] for each in found) for what in found[0]}
+
     # ---- storing ----
 
     @property

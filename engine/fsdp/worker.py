@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,6 +20,7 @@ from jurat.engine.fsdp.network import PARTIAL, ShardedNetwork, tied
 from jurat.engine.fsdp.optim import ShardedAdamW
 from jurat.engine.fsdp.storing import Boxes
 from jurat.engine.learner import Tally, on_device
+from jurat.engine.meter import meter
 from jurat.engine.reshard import Bucket, Carried, Layout, Piece, carry, count, plan, within
 from jurat.platform.errors import ModelError
 from jurat.platform.ports import Objective
@@ -88,6 +88,7 @@ class Rank:
             timeout=timedelta(seconds=spec.timeout),
         )  # fmt: skip
         try:
+            self._meter = meter(spec.device)
             self._build()
         except BaseException:
             self.close()
@@ -239,11 +240,9 @@ class Rank:
     def counters(self) -> Mapping[str, int]:
         return self.optimizer.counters()
 
-    def peak_bytes(self) -> int:
-        """Most memory that this process has had."""
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    def peaks(self) -> Mapping[str, int]:
+        """Most memory that this process has had since it was last asked, as ``engine/meter.py`` has it."""
+        return self._meter()
 
     # ---- publishing ----
 

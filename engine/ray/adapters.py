@@ -115,6 +115,10 @@ class RemoteJudge:
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.crew = Crew(hosts, window=self.WINDOW)
 
+    def limit(self, rows: int) -> None:
+        """From now on a judge has so many completions in hand at most."""
+        self.crew.window = rows
+
     async def judge(self, problem: Problem, text: str, *, finish: Finish) -> Judgement:
         found: Judgement = await self.crew.ask((problem, text, finish))
         return found

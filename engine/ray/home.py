@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from jurat.engine import local
+from jurat.engine.meter import meter
 from jurat.engine.ray.adapters import RemoteJudge, RemoteLearner, RemoteSampler, RemoteScorer
 from jurat.engine.ray.cluster import Cluster, connect
 from jurat.engine.ray.hosts import Host, Lost
@@ -22,6 +23,7 @@ from jurat.engine.ray.judging import JudgeActor
 from jurat.engine.ray.machines import LearnerActor, SamplerActor
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.errors import ConfigError, RunFailed
+from jurat.platform.memory import History
 from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 from jurat.platform.types import VerifierSpec
 
@@ -45,6 +47,19 @@ class RayEngine:
     """(settings, optimiser steps) -> a value model that begins with the policy's weights as they are now."""
     info: Mapping[str, Any]
     hosts: list[Host]
+
+    def memory(self) -> History:
+        """Of the driver, and of each role; one that is dead has none, and is found dead by who needs it."""
+
+        async def peaks() -> Mapping[str, int]:
+            found: dict[str, int] = {}
+            for host in self.hosts:
+                with suppress(Lost):
+                    for what, held in (await host.ask("peaks")).items():
+                        found[f"{host.role} {what}".removesuffix(" host")] = held
+            return found
+
+        return History(meter("cpu"), peaks)
 
     def close(self) -> None:
         _close(self.hosts)

@@ -13,6 +13,7 @@ import torch
 from jurat.engine import compute
 from jurat.engine.learner import LocalLearner
 from jurat.engine.local import LocalEngine
+from jurat.engine.meter import meter
 from jurat.engine.ray.actor import Actor
 from jurat.engine.ray.wire import Array, WireRounds, fill, from_wire, pack_weights, size_of
 from jurat.platform.ports import Objective
@@ -22,14 +23,26 @@ from jurat.platform.types import Completion, FloatArray, Request, UpdateReport
 Make = Callable[[], LocalEngine]
 
 
-class SamplerActor(Actor):
-    """A ``Sampler`` with weights of its own, which ``publish`` replaces."""
+class Machine(Actor):
+    """An actor with an engine."""
 
     machine: LocalEngine
 
+    async def _begin(self, make: Make) -> None:
+        self.machine = await asyncio.to_thread(make)
+        self._meter = meter(self.machine.info["device"])
+
+    async def peaks(self) -> Mapping[str, int]:
+        """Most memory that this process has had since it was last asked, as ``engine/meter.py`` has it."""
+        return self._meter()
+
+
+class SamplerActor(Machine):
+    """A ``Sampler`` with weights of its own, which ``publish`` replaces."""
+
     async def start(self, make: Make) -> Mapping[str, Any]:
         with self.uncounted():
-            self.machine = await asyncio.to_thread(make)
+            await self._begin(make)
         return self.machine.info
 
     def progress(self) -> int:
@@ -55,15 +68,14 @@ class SamplerActor(Actor):
         self.machine.sampler.close()
 
 
-class LearnerActor(Actor):
+class LearnerActor(Machine):
     """A ``Learner``. With the weights of another (``adopt``) it is a reference, which only scores, or becomes a critic."""
 
-    machine: LocalEngine
     learner: LocalLearner
 
     async def start(self, make: Make) -> Mapping[str, Any]:
         with self.uncounted():
-            self.machine = await asyncio.to_thread(make)
+            await self._begin(make)
         self._hold(_in_process(self.machine))
         return self.machine.info
 

@@ -169,6 +169,10 @@ class Pool:
         """A future of the task's outcome; it never holds an exception. Cancelling one that has not begun drops it."""
         return self._core.submit(task)
 
+    def resize(self, workers: int) -> None:
+        """From now on so many work at once. Processes that are too many stand by, and are not replaced when they end."""
+        self._core.resize(workers)
+
     def pids(self) -> list[int]:
         """Processes alive now, spares included; on Linux the guards of the workers."""
         return self._core.pids()
@@ -230,6 +234,11 @@ class _Core:
         else:
             self._wake()
         return future
+
+    def resize(self, workers: int) -> None:
+        with self._lock:
+            self.width, self.total = workers, self.total + workers - self.width
+        self._wake()
 
     def pids(self) -> list[int]:
         return [w.process.pid for w in list(self._workers) if w.process.returncode is None]

@@ -1,0 +1,572 @@
+"""How much memory a recipe needs, by process and by part, before any of it is taken: no torch, no weights, ``config.json``
+alone.
+
+What is held from start to end (weights, gradients, moments) is added to the most that one phase takes on top: sampling, or an
+update. Sizes are bounds by what the recipe permits (prompts of ``prompt_tokens``, answers of ``max_new_tokens``, full
+microbatches), not means; ``docs/memory.md`` compares them with what was measured.
+
+Axes: P parameters, H hidden, D head size, J heads (query, key, value), FF inner, V vocabulary, R rows (tokens run over).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jurat.platform.errors import ConfigError, ModelError
+from jurat.platform.recipe import DPO, KTO, OFFLINE, SFT, Engine, LoRA, PolicyGradient, Recipe
+
+GIB, MIB = 1 << 30, 1 << 20
+FAST = ("llama", "mistral")
+"""Families of ``engine/llama``; the others run through transformers."""
+FAMILIES = (*FAST, "qwen2", "qwen3")
+PROCESS = 450 * MIB
+"""Python, torch, transformers and the rest of us in one process."""
+VLLM = 900 * MIB
+"""vLLM's imports and buffers beside its weights and its cache."""
+CONTEXT = 600 * MIB
+"""What CUDA and its libraries take of a GPU for a process."""
+CHUNK, CHUNK_SIMPLE, BLOCK = 1024, 512, 16
+"""Rows of logits at once: of ``llama/head.py``, of ``simple/learner.py``, and in float32."""
+SCORES = 1 << 23
+"""Attention scores at once: ``llama/attention.py``."""
+OWN_STEP = 16
+"""Keys and values of a row grow to this many tokens, then double: ``llama/sampler.py``."""
+MASTER, GRADIENT, MOMENTS = 4, 4, 8
+"""Bytes of float32 numbers: AdamW has two moments."""
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What of a ``config.json`` decides its size."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ff: int
+    vocab: int
+    tied: bool
+    context: int
+
+    @property
+    def qkv(self) -> int:
+        """J x D: rows of q, k and v."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Attention's result: query heads x D."""
+        return self.heads * self.head_dim
+
+    @property
+    def linear(self) -> Mapping[str, tuple[int, int]]:
+        """{name: (out, in)} of the linear layers of one block."""
+        kv = self.kv_heads * self.head_dim
+        return {
+            "q_proj": (self.mixed, self.hidden), "k_proj": (kv, self.hidden), "v_proj": (kv, self.hidden),
+            "o_proj": (self.hidden, self.mixed), "gate_proj": (self.ff, self.hidden), "up_proj": (self.ff, self.hidden),
+            "down_proj": (self.hidden, self.ff),
+        }  # fmt: skip
+
+    @property
+    def block(self) -> int:
+        """Parameters of one layer."""
+        small = 2 * self.hidden + {"qwen2": self.qkv, "qwen3": 2 * self.head_dim}.get(self.family, 0)
+        return sum(out * into for out, into in self.linear.values()) + small
+
+    @property
+    def ends(self) -> int:
+        """Parameters of embedding, head and last norm."""
+        return (1 if self.tied else 2) * self.vocab * self.hidden + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.block + self.ends
+
+    def adapters(self, lora: LoRA) -> int:
+        """Parameters of low-rank adapters."""
+        named = {name: size for name, size in self.linear.items() if not lora.targets or any(
+            target.rpartition(".")[2] == name for target in lora.targets)}  # fmt: skip
+        return self.layers * lora.rank * sum(out + into for out, into in named.values())
+
+
+def read_model(folder: Path) -> Model:
+    """Raises ModelError where config.json is missing or of a family without formulas."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ModelError("config.json not found", where=str(folder), fix="give a Hugging Face model folder") from None
+    except ValueError as error:
+        raise ModelError(f"config.json is not JSON: {error}", where=str(path), fix="fetch the model again") from None
+    family = config.get("model_type")
+    if family not in FAMILIES or config.get("quantization_config"):
+        raise ModelError(
+            f"there are no formulas for the memory of this model: model_type {family!r}"
+            + (", quantised" if config.get("quantization_config") else ""),
+            where=str(path), fix=f"known: {', '.join(FAMILIES)}, not quantised",
+        )  # fmt: skip
+    try:
+        return _model(family, config)
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise ModelError(f"config.json lacks a size or has a wrong one: {error!r}", where=str(path), fix="fetch the model again") from None
+
+
+def _model(family: str, config: Mapping[str, Any]) -> Model:
+    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+    return Model(
+        family=family, layers=int(config["num_hidden_layers"]), hidden=hidden, heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or hidden // heads), ff=int(config["intermediate_size"]),
+        vocab=int(config["vocab_size"]), tied=bool(config.get("tie_word_embeddings", False)),
+        context=int(config["max_position_embeddings"]),
+    )  # fmt: skip
+
+
+# ---- the work --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The most that is in flight at once, in tokens and rows."""
+
+    rows: int
+    """Tokens of a microbatch, a common prompt counted once."""
+    flat: int
+    """The same with each sample's own prompt: what all but the fast path run over."""
+    longest: int
+    """Of a prompt or of a completion."""
+    sampled: int
+    """Rows decoded at once."""
+    prompts: int
+    """Different prompts among them."""
+    prompt: int
+    new: int
+
+
+def work_of(stage: Recipe, model: Model, prompt_tokens: int | None = None) -> Work:
+    """Of a stage as filled by its preset; prompts of ``prompt_tokens`` at most, else ``data.max_prompt_tokens``."""
+    part, sampling, evaluate, moved = stage.algorithm, stage.sampling, stage.evaluate, stage.engine.balance
+    if "samples" in moved:
+        allocation = stage.allocation.model_copy(update={"samples_per_prompt": moved["samples"][1]})
+        stage = stage.model_copy(update={"allocation": allocation})
+    concurrent = moved["sampler_rows"][1] if "sampler_rows" in moved else sampling.max_concurrent
+    prompt = min(stage.data.max_prompt_tokens, model.context, prompt_tokens or model.context)
+    new = min(sampling.max_new_tokens, model.context)
+    learns, each, samples = new, stage.allocation.samples_per_prompt, stage.allocation.most(stage.prompts_per_step)
+    if not isinstance(part, PolicyGradient):
+        cap = part.max_solution_tokens if isinstance(part, SFT) else part.max_completion_tokens
+        learns = min(cap or stage.tokens_per_microbatch, model.context - prompt)
+        each, samples = (2, 2 * stage.prompts_per_step) if isinstance(part, DPO) else (1, stage.prompts_per_step)
+    total = stage.prompts_per_step * prompt + samples * learns
+    rows = max(min(stage.tokens_per_microbatch, total), prompt + learns if isinstance(part, PolicyGradient) else 1)
+    measured = [source for source in (stage.data.held_out, stage.data.unseen) if source is not None]
+    problems = max(evaluate.problems, evaluate.final_problems) if measured else 0
+    sampled = min(concurrent, max(problems * evaluate.samples, 0 if part.name in OFFLINE else samples))
+    return Work(
+        rows=rows, flat=math.ceil(rows * each * (prompt + learns) / (prompt + each * learns)),
+        longest=max(prompt, learns), sampled=sampled, prompts=min(sampled, problems or stage.prompts_per_step),
+        prompt=prompt, new=new,
+    )  # fmt: skip
+
+
+# ---- what takes memory -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """``bytes`` of one thing. Those of one ``phase`` are there together; '' is always there."""
+
+    name: str
+    bytes: int
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One of ``count`` like processes, its parts on the CPU's memory (``host``) and on a GPU's."""
+
+    name: str
+    pool: str = ""
+    """Of home ray."""
+    count: int = 1
+    host: tuple[Part, ...] = ()
+    gpu: tuple[Part, ...] = ()
+
+    @property
+    def host_bytes(self) -> int:
+        return most(self.host)
+
+    @property
+    def gpu_bytes(self) -> int:
+        return most(self.gpu)
+
+
+def most(parts: Iterable[Part]) -> int:
+    """What is held plus the largest phase."""
+    phases: dict[str, int] = {"": 0}
+    for part in parts:
+        phases[part.phase] = phases.get(part.phase, 0) + part.bytes
+    return phases.pop("") + max(phases.values(), default=0)
+
+
+def _width(engine: Engine) -> int:
+    return 2 if engine.dtype == "bfloat16" else 4
+
+
+def _is_fast(model: Model, engine: Engine) -> bool:
+    return engine.path != "simple" and model.family in FAST
+
+
+def _weights(model: Model, engine: Engine, lora: LoRA | None) -> list[Part]:
+    """Of the policy in the learner's process, before it has learned anything."""
+    size, width, fast = model.parameters, _width(engine), _is_fast(model, engine)
+    parts = [Part(name="weights, float32", bytes=MASTER * size)]
+    if fast and lora:  # the merged model, and the copy that it was made from
+        parts.append(Part(name="working copies", bytes=size * (width + (width if width < MASTER else 0))))
+    elif fast and width < MASTER:
+        parts.append(Part(name="working copy", bytes=width * size))
+    learns = model.adapters(lora) if lora else size
+    if lora:
+        parts.append(Part(name="adapters", bytes=MASTER * learns))
+    parts.append(Part(name="gradients", bytes=GRADIENT * learns))
+    return parts
+
+
+def _moments(model: Model, lora: LoRA | None) -> Part:
+    return Part(name="moments", bytes=MOMENTS * (model.adapters(lora) if lora else model.parameters))
+
+
+def _sampler_copy(model: Model, engine: Engine) -> Part:
+    """What the own sampler keeps beside the learner's weights."""
+    width, head = _width(engine), model.vocab * model.hidden
+    if not _is_fast(model, engine):
+        return Part(name="sampler's copy", bytes=width * model.parameters if width < MASTER else 0)
+    if engine.device == "cpu" and width < MASTER:
+        return Part(name="sampler's copy, packed", bytes=width * (model.layers * model.block + head))
+    return Part(name="sampler's copy of q, k, v", bytes=width * model.layers * model.qkv * model.hidden)
+
+
+def _decoding(model: Model, work: Work, engine: Engine) -> list[Part]:
+    """Keys and values of all rows at their longest, and what a step and a prefill need."""
+    width, fast = _width(engine), _is_fast(model, engine)
+    token = 2 * model.layers * model.kv_heads * model.head_dim * width
+    if fast:
+        own = OWN_STEP * 2 ** max(0, math.ceil(math.log2(work.new / OWN_STEP)))
+        cache = token * (work.prompts * work.prompt + work.sampled * own * 5 // 4)  # a quarter more while it grows
+        prefill = work.prompts * work.prompt
+    else:
+        cache = token * work.sampled * (work.prompt + work.new) * 3 // 2  # the old and the new tensor of a layer, and rest
+        prefill = work.prompts * work.prompt
+    row = 12 * model.hidden + width * (4 * model.qkv + 3 * model.ff)
+    logits = work.sampled * model.vocab * width + 4 * BLOCK * model.vocab * 4
+    return [
+        Part(name="keys and values", bytes=cache, phase="sample"),
+        Part(name="prefill and logits", bytes=prefill * row + logits, phase="sample"),
+    ]
+
+
+def _updating(model: Model, work: Work, engine: Engine, *, values: bool = False, tp: int = 1) -> list[Part]:
+    """Activations of a microbatch, what is thrown away at once, and logits."""
+    width = _width(engine)
+    if _is_fast(model, engine) and engine.ranks == 1:
+        kept = 8 * model.hidden + width * (model.qkv + model.mixed + 2 * model.ff)
+        rows, chunk = work.rows, width * CHUNK + 5 * 4 * BLOCK
+        scores = min(SCORES, rows * model.heads * (work.prompt + work.longest))
+        each = model.heads // model.kv_heads
+        scratch = 5 * 4 * scores + 2 * 4 * each * work.longest**2 + rows * (
+            5 * width * model.ff + 24 * model.hidden + 20 * model.qkv
+        )  # fmt: skip
+        inputs = 4 * model.hidden
+    else:
+        rows, chunk = work.flat, CHUNK_SIMPLE * (width + 4 * 4) // tp
+        kept = 16 * model.hidden + width * (rows + (2 * model.qkv + 4 * model.mixed + 4 * model.ff) // tp)
+        scratch = rows * rows * 5 + rows * (24 * model.hidden + 4 * width * model.ff // tp)
+        if engine.ranks == 1 and width < MASTER:  # autocast: inputs of linear layers, and every weight
+            kept += 5 * width * model.hidden
+            scratch += width * model.parameters
+        inputs = 4 * model.hidden
+    if engine.activation_checkpointing:
+        activations = rows * (model.layers * inputs + kept)
+    else:
+        activations = rows * model.layers * kept
+    return [
+        Part(name="activations", bytes=activations, phase="update"),
+        Part(name="logits", bytes=0 if values else chunk * model.vocab, phase="update"),
+        Part(name="scratch", bytes=scratch, phase="update"),
+    ]
+
+
+def _sharded_rank(model: Model, work: Work, engine: Engine, *, reference: bool) -> tuple[list[Part], list[Part]]:
+    """(slices of one rank, what it computes with): FSDP2 over ``ranks``, layers cut over ``tp``."""
+    width, size, tp = _width(engine), model.parameters, engine.tp
+    own = -(-size // engine.ranks)
+    slices = [
+        Part(name="weights, float32", bytes=MASTER * own),
+        Part(name="gradients", bytes=GRADIENT * own),
+        Part(name="moments", bytes=MOMENTS * own),
+        *([Part(name="reference", bytes=MASTER * own)] if reference else []),
+    ]
+    gathered = 2 * width * model.block // tp + width * model.ends // tp
+    summed = (width + GRADIENT) * max(model.block, model.ends) // tp
+    computed = [
+        Part(name="gathered layers", bytes=gathered, phase="update"),
+        Part(name="gradients to be summed", bytes=summed, phase="update"),
+        *_updating(model, work, engine, tp=tp),
+    ]
+    return slices, computed
+
+
+def _copy(model: Model, engine: Engine) -> int:
+    """Weights and working copy of a model that is not the policy."""
+    width = _width(engine)
+    return model.parameters * (MASTER + (width if _is_fast(model, engine) and width < MASTER else 0))
+
+
+def _extra(stage: Recipe, model: Model, work: Work) -> dict[str, list[Part]]:
+    """{reference, critic: its parts}, of those that the algorithm has; a critic never has adapters."""
+    part, engine = stage.algorithm, stage.engine
+    found: dict[str, list[Part]] = {}
+    frozen = isinstance(part, DPO | KTO) or (isinstance(part, PolicyGradient) and part.kl.coef > 0)
+    if frozen:
+        if stage.lora and engine.home == "local":  # the model without its adapters
+            size = _width(engine) * model.parameters if _is_fast(model, engine) else 0
+        else:
+            size = _copy(model, engine)
+        logits = CHUNK * model.vocab * _width(engine) if _is_fast(model, engine) and engine.ranks == 1 else 0
+        found["reference"] = [Part(name="reference", bytes=size + logits)]
+    if isinstance(part, PolicyGradient) and part.critic is not None:
+        trained = (GRADIENT + MOMENTS) * model.parameters
+        found["critic"] = [Part(name="critic with gradients and moments", bytes=_copy(model, engine) + trained)]
+        if engine.home == "ray":
+            found["critic"] += _updating(model, work, engine, values=True)
+    return found
+
+
+def processes(stage: Recipe, model: Model, work: Work) -> tuple[Process, ...]:
+    """Every process of a stage with its parts. A stage as filled by its preset."""
+    engine, lora = stage.engine, stage.lora
+    extra = _extra(stage, model, work)
+    drawn = _sampling(model, work, engine)
+    if engine.ranks > 1:
+        return _sharded(stage, model, work, extra, drawn)
+    learning = [*_weights(model, engine, lora), _moments(model, lora), *_updating(model, work, engine)]
+    if engine.home == "local":
+        parts = [*learning, *drawn, *(part for each in extra.values() for part in each)]
+        return (_placed("run", engine, parts),)
+    plain = _weights(model, engine, None)  # every actor builds an engine of its own, a sampler's copy included
+    carried = Part(name="weights on their way", bytes=_width(engine) * model.parameters)
+    own = _sampler_copy(model, engine)
+    found = [
+        Process(name="driver", host=(Part(name="process", bytes=PROCESS),)),
+        _placed("sampler", engine, [*plain, *drawn, carried]),
+        _placed("learner", engine, [*learning, own, carried]),
+    ]
+    if "reference" in extra:
+        gradients = Part(name="gradients", bytes=GRADIENT * model.parameters)
+        found.append(_placed("reference", engine, [*extra["reference"], gradients, own]))
+    if "critic" in extra:
+        found.append(_placed("critic", engine, [*extra["critic"], *plain, own]))
+    return tuple(found)
+
+
+def _sampling(model: Model, work: Work, engine: Engine) -> list[Part]:
+    if engine.sampler == "own":
+        return [_sampler_copy(model, engine), *_decoding(model, work, engine)]
+    return [
+        Part(name="vLLM's weights", bytes=_width(engine) * model.parameters),
+        Part(name="vLLM's keys and values (engine.vllm_memory)", bytes=int(engine.vllm_memory * GIB)),
+        Part(name="vLLM", bytes=VLLM),
+    ]
+
+
+def _placed(name: str, engine: Engine, parts: Sequence[Part]) -> Process:
+    """A process that computes on the device of ``engine``, in the pool of its role."""
+    here = Part(name="process", bytes=PROCESS)
+    pool = "" if engine.home == "local" else engine.pool_of(name)
+    if engine.device == "cpu":
+        return Process(name=name, pool=pool, host=(here, *parts))
+    return Process(name=name, pool=pool, host=(here,), gpu=(Part(name="CUDA", bytes=CONTEXT), *parts))
+
+
+def _sharded(
+    stage: Recipe, model: Model, work: Work, extra: Mapping[str, Sequence[Part]], drawn: Sequence[Part]
+) -> tuple[Process, ...]:
+    engine = stage.engine
+    slices, computed = _sharded_rank(model, work, engine, reference="reference" in extra)
+    here = Part(name="process", bytes=PROCESS)
+    if engine.device == "cpu":
+        rank = Process(name="rank", count=engine.ranks, host=(here, *slices, *computed))
+    else:
+        cuda = Part(name="CUDA", bytes=CONTEXT)
+        rank = Process(
+            name="rank", count=engine.ranks,
+            host=(here, *(slices if engine.offload else ())),
+            gpu=(cuda, *(() if engine.offload else slices), *computed),
+        )  # fmt: skip
+    width = _width(engine)
+    held = model.parameters * (MASTER + (width if width < MASTER else 0)) if _is_fast(model, engine) else 0
+    own = Part(name="weights drawn from", bytes=held or width * model.parameters)
+    copies = drawn if _is_fast(model, engine) else [part for part in drawn if part.phase]
+    return (_placed("run", engine, [own, *copies]), rank)
+
+
+# ---- whether it fits -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one place needs: this machine, a pool of machines, or a GPU."""
+
+    place: str
+    kind: str
+    """``host`` or ``gpu``"""
+    bytes: int
+    processes: tuple[str, ...]
+
+
+def demands(engine: Engine, found: Sequence[Process]) -> tuple[Demand, ...]:
+    """The processes added up by place; of several GPUs the fullest.
+
+    Pools of a cluster are machines of their own, those of ``engine.ray: local`` share this one.
+    """
+    machines: dict[str, list[Process]] = {}
+    for process in found:
+        apart = engine.home == "ray" and engine.ray != "local" and process.pool
+        machines.setdefault(f"pool {process.pool}" if apart else "this machine", []).append(process)
+    out = []
+    for place, there in machines.items():
+        names = tuple(p.name for p in there for _ in range(p.count))
+        out.append(Demand(place=place, kind="host", bytes=sum(p.count * p.host_bytes for p in there), processes=names))
+    for pool in dict.fromkeys(p.pool for p in found if p.gpu):
+        users = [p for p in found if p.gpu and p.pool == pool]
+        gpus = engine.pools[pool].gpus if pool else max(p.count for p in users)
+        each = sorted((p.gpu_bytes for p in users), reverse=True)
+        shared = each[0] if pool and gpus >= len(each) else sum(each)
+        place = f"a GPU of pool {pool}" if pool else "the first GPU"
+        out.append(Demand(place=place, kind="gpu", bytes=shared, processes=tuple(p.name for p in users)))
+    return tuple(out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bytes of one machine and of one GPU; None: not known, so nothing is refused for it."""
+
+    host: int | None = None
+    gpu: int | None = None
+
+    def exceeded(self, needed: Sequence[Demand]) -> Demand | None:
+        """The place that lacks most, if one does."""
+        lacking = [(demand.bytes - limit, demand) for demand in needed if (limit := self.of(demand)) is not None]
+        worst = max(lacking, key=lambda each: each[0], default=None)
+        return worst[1] if worst and worst[0] > 0 else None
+
+    def of(self, demand: Demand) -> int | None:
+        return self.gpu if demand.kind == "gpu" else self.host
+
+
+def estimate(stage: Recipe, model: Model, prompt_tokens: int | None = None) -> tuple[Process, ...]:
+    return processes(stage, model, work_of(stage, model, prompt_tokens))
+
+
+def refuse_unfit(stage: Recipe, model: Model, limits: Limits, *, prompt_tokens: int | None = None, name: str = "") -> None:
+    """Raise ConfigError where a stage cannot fit, with the key to change and what it would then need."""
+
+    def needed(of: Recipe) -> tuple[Demand, ...]:
+        return demands(of.engine, estimate(of, model, prompt_tokens))
+
+    worst = limits.exceeded(needed(stage))
+    if worst is None:
+        return
+    limit = limits.of(worst)
+    assert limit is not None
+    (largest, size), = _largest(estimate(stage, model, prompt_tokens), worst.kind)
+    of = f"stage {name}: " if name else ""
+    raise ConfigError(
+        f"{of}it needs {size_text(worst.bytes)} on {worst.place} ({', '.join(dict.fromkeys(worst.processes))}) and there are "
+        f"{size_text(limit)}; most of it: {largest}, {size_text(size)}",
+        where="jurat estimate shows each part",
+        fix=_way_out(stage, limits, needed) or f"take a smaller model, or a machine with more than {size_text(worst.bytes)}",
+    )  # fmt: skip
+
+
+def _largest(found: Sequence[Process], kind: str) -> list[tuple[str, int]]:
+    """The largest part, with the role that has it."""
+    parts = [
+        (f"{part.name} ({process.name})", part.bytes)
+        for process in found
+        for part in (process.gpu if kind == "gpu" else process.host)
+    ]
+    return sorted(parts, key=lambda each: -each[1])[:1]
+
+
+def _way_out(stage: Recipe, limits: Limits, needed: Any) -> str:
+    """The first single key that would do, else several together; '' where none does."""
+
+    def lack(recipe: Recipe) -> int:
+        return sum(max(0, demand.bytes - (limits.of(demand) or demand.bytes)) for demand in needed(recipe))
+
+    changes = list(_changes(stage))
+    for key, value, change in changes:
+        if not lack(change(stage)):
+            return f"set {key}: {value}"
+    changed, together = stage, dict[str, Any]()
+    for key, value, change in changes:
+        tried = change(changed)
+        if lack(tried) < lack(changed):
+            changed, together[key] = tried, value
+        if not lack(changed):
+            return "set " + ", ".join(f"{key}: {value}" for key, value in together.items())
+    return ""
+
+
+def _changes(stage: Recipe) -> Iterable[tuple[str, Any, Any]]:
+    """(key, value, recipe -> recipe), the cheapest in quality and time first."""
+
+    def top(**update: Any) -> Any:
+        return lambda recipe: recipe.model_copy(update=update)
+
+    def engine(**update: Any) -> Any:
+        return lambda recipe: recipe.model_copy(update={"engine": recipe.engine.model_copy(update=update)})
+
+    tokens, prompt = stage.tokens_per_microbatch, stage.data.max_prompt_tokens
+    for part in (2, 4, 8):
+        if prompt // part >= 128:  # a bound on what the data may hold: free, where its prompts are shorter
+            data = stage.data.model_copy(update={"max_prompt_tokens": prompt // part})
+            yield "data.max_prompt_tokens", prompt // part, top(data=data)
+    for part in (2, 4, 8, 16):
+        if tokens // part >= 128:
+            yield "tokens_per_microbatch", tokens // part, top(tokens_per_microbatch=tokens // part)
+    rows = stage.sampling.max_concurrent
+    for part in (2, 4, 8):
+        if rows // part >= 8:
+            sampling = stage.sampling.model_copy(update={"max_concurrent": rows // part})
+            yield "sampling.max_concurrent", rows // part, top(sampling=sampling)
+    if not stage.engine.activation_checkpointing:
+        yield "engine.activation_checkpointing", "true", engine(activation_checkpointing=True)
+    if stage.engine.sampler == "vllm" and stage.engine.vllm_memory > 0.5:
+        yield "engine.vllm_memory", 0.5, engine(vllm_memory=0.5)
+    if stage.engine.dtype == "float32":
+        yield "engine.dtype", "bfloat16", engine(dtype="bfloat16")
+    if stage.engine.ranks > 1 and stage.engine.device != "cpu" and not stage.engine.offload:
+        yield "engine.offload", "true", engine(offload=True)
+    if stage.engine.ranks == 1 and stage.lora is None and stage.algorithm.name not in ("ppo",):
+        yield "lora", "{rank: 16}", top(lora=LoRA())
+    if stage.engine.ranks > 1 and stage.engine.device != "cpu":
+        for more in (2, 4, 8):
+            yield "engine.ranks", stage.engine.ranks * more, engine(ranks=stage.engine.ranks * more)
+
+
+def size_text(size: int) -> str:
+    """``3.2 GiB``"""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"

@@ -1,0 +1,179 @@
+"""The formulas of memory: sizes by hand, what is refused and with which key, and a run that is measured."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jurat.engine import memory
+from jurat.engine.lora import layout
+from jurat.engine.tiny import save_tiny
+from jurat.platform.errors import ConfigError, ModelError
+from jurat.platform.recipe import LoRA, Recipe
+from jurat.trainers.presets import filled
+
+GIB = memory.GIB
+
+
+def model(**changes):
+    sizes = {"family": "llama", "layers": 30, "hidden": 576, "heads": 9, "kv_heads": 3, "head_dim": 64, "ff": 1536,
+             "vocab": 49152, "tied": True, "context": 8192}  # SmolLM2-135M  # fmt: skip
+    return memory.Model(**{**sizes, **changes})
+
+
+def large(**changes):
+    """Llama-3.1-8B."""
+    return model(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ff=14336, vocab=128256, tied=False,
+                 context=131072, **changes)  # fmt: skip
+
+
+def stage(**keys):
+    return filled(Recipe(**{"model": "m", "data": {"train": {"source": "generated"}}, **keys}))
+
+
+def part(found, name, *, process=0, where="host"):
+    return sum(each.bytes for each in getattr(found[process], where) if each.name == name)
+
+
+def test_parameters_by_hand():
+    assert model().parameters == 134_515_008  # as the model card's 135M
+    assert large().parameters == 8_030_261_248
+    assert model(family="qwen2").parameters - model().parameters == 30 * (9 + 2 * 3) * 64  # biases of q, k and v
+    assert model(family="qwen3").parameters - model().parameters == 30 * 2 * 64  # norms of q and k
+
+
+def test_parameters_are_those_of_the_model(tmp_path):
+    save_tiny(tmp_path)
+    read = memory.read_model(tmp_path)
+    found = layout(tmp_path, LoRA(rank=4))
+    assert (read.parameters, read.adapters(LoRA(rank=4))) == (found.parameters, found.trainable)
+    some = LoRA(rank=4, targets=("q_proj", "down_proj"))
+    assert read.adapters(some) == layout(tmp_path, some).trainable
+
+
+def test_a_model_without_formulas_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"config\.json not found"):
+        memory.read_model(tmp_path)
+    for config, said in (
+        ("{", "not JSON"),
+        (json.dumps({"model_type": "gpt2"}), "no formulas.*gpt2"),
+        (json.dumps({"model_type": "llama", "quantization_config": {"bits": 4}}), "quantised"),
+        (json.dumps({"model_type": "llama", "hidden_size": 8}), "lacks a size"),
+    ):
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(ModelError, match=said):
+            memory.read_model(tmp_path)
+
+
+def test_weights_gradients_and_moments_by_hand():
+    """bfloat16 on the fast path: 4 + 2 bytes of weights, 4 of the gradient, 8 of the moments, and the sampler's packed 2."""
+    size = model().parameters
+    found = memory.estimate(stage(), model(), 64)
+    assert part(found, "weights, float32") == 4 * size
+    assert part(found, "working copy") == 2 * size
+    assert part(found, "gradients") == 4 * size
+    assert part(found, "moments") == 8 * size
+    assert part(found, "sampler's copy, packed") == pytest.approx(2 * size, rel=0.001)
+    whole = memory.estimate(stage(engine={"dtype": "float32"}), model(), 64)
+    assert part(whole, "working copy") == 0 and part(whole, "sampler's copy, packed") == 0
+    adapted = memory.estimate(stage(lora={"rank": 8}), model(), 64)
+    assert part(adapted, "moments") == 8 * model().adapters(LoRA(rank=8)) < 8 * size / 50
+
+
+def test_activations_of_a_microbatch_by_hand():
+    kept = 8 * 576 + 2 * (960 + 576 + 2 * 1536)
+    full = memory.estimate(stage(tokens_per_microbatch=512), model(), 64)
+    assert part(full, "activations") == 512 * 30 * kept
+    cut = memory.estimate(stage(tokens_per_microbatch=512, engine={"activation_checkpointing": True}), model(), 64)
+    assert part(cut, "activations") == 512 * (30 * 4 * 576 + kept)
+    short = stage(tokens_per_microbatch=1 << 20, prompts_per_step=2, sampling={"max_new_tokens": 10})
+    assert part(memory.estimate(short, model(), 64), "activations") == (2 * 64 + 16 * 10) * 30 * kept  # all there is
+
+
+def test_keys_and_values_by_hand():
+    """64 rows of 16 tokens, their 8 prompts of 100 stored once each; a quarter more while the caches grow."""
+    recipe = stage(sampling={"max_new_tokens": 16})
+    token = 2 * 30 * 3 * 64 * 2
+    assert part(memory.estimate(recipe, model(), 100), "keys and values") == token * (8 * 100 + 64 * 20)
+    vllm = memory.estimate(stage(engine={"sampler": "vllm", "vllm_memory": 1.5}), model(), 100)
+    assert part(vllm, "vLLM's keys and values (engine.vllm_memory)") == 1.5 * GIB
+    assert part(vllm, "vLLM's weights") == 2 * model().parameters
+
+
+def test_other_roles():
+    plain = memory.estimate(stage(), model(), 64)[0].host_bytes
+    reference = memory.estimate(stage(algorithm={"kl": {"coef": 0.1}}), model(), 64)[0].host_bytes
+    critic = memory.estimate(stage(algorithm="ppo"), model(), 64)
+    size = model().parameters
+    assert reference - plain == 6 * size + 1024 * 49152 * 2  # its weights, and its logits
+    assert part(critic, "critic with gradients and moments") == 18 * size
+
+
+def test_ranks_cut_weights_and_moments():
+    one = memory.estimate(stage(engine={"ranks": 2, "path": "auto"}), large(), 512)
+    four = memory.estimate(stage(engine={"ranks": 8, "tp": 2}), large(), 512)
+    assert [process.name for process in four] == ["run", "rank"] and four[1].count == 8
+    assert part(four, "moments", process=1) * 4 == part(one, "moments", process=1)
+    cuda = stage(engine={"ranks": 8, "device": "cuda", "offload": True})
+    offloaded = memory.estimate(cuda, large(), 512)
+    assert part(offloaded, "moments", process=1, where="gpu") == 0
+    assert part(offloaded, "moments", process=1) == large().parameters
+    demand = {each.kind: each for each in memory.demands(cuda.engine, offloaded)}
+    assert demand["host"].bytes > 8 * 16 * large().parameters / 8
+
+
+def test_pools_of_a_cluster_are_counted_apart():
+    engine = {"home": "ray", "ray": "10.0.0.1:6379", "pools": {"a": {}, "b": {}}, "placement": {
+        role: "a" if role == "sampler" else "b" for role in ("sampler", "learner", "critic", "reference", "judge")}}  # fmt: skip
+    recipe = stage(engine=engine)
+    found = memory.estimate(recipe, model(), 64)
+    places = {each.place: each.processes for each in memory.demands(recipe.engine, found)}
+    assert places == {"this machine": ("driver",), "pool a": ("sampler",), "pool b": ("learner",)}
+    here = stage(engine={**engine, "ray": "local"})
+    (only,) = memory.demands(here.engine, memory.estimate(here, model(), 64))
+    assert set(only.processes) == {"driver", "sampler", "learner"}
+
+
+def test_what_does_not_fit_is_refused_with_the_key_to_change():
+    recipe = stage(tokens_per_microbatch=16384, prompts_per_step=64, sampling={"max_new_tokens": 64})
+    memory.refuse_unfit(recipe, model(), memory.Limits(host=64 * GIB), prompt_tokens=64)
+    memory.refuse_unfit(recipe, model(), memory.Limits(), prompt_tokens=64)  # nothing is known: nothing is refused
+    with pytest.raises(ConfigError) as told:
+        memory.refuse_unfit(recipe, model(), memory.Limits(host=6 * GIB), prompt_tokens=64, name="grpo")
+    assert told.value.exit_code == 2
+    assert "stage grpo: it needs 10.3 GiB on this machine" in told.value.what and "there are 6.0 GiB" in told.value.what
+    assert "activations (run)" in told.value.what
+    assert told.value.fix == "set tokens_per_microbatch: 4096"
+    smaller = recipe.model_copy(update={"tokens_per_microbatch": 4096})
+    memory.refuse_unfit(smaller, model(), memory.Limits(host=6 * GIB), prompt_tokens=64)  # as it was told
+    with pytest.raises(ConfigError) as told:
+        memory.refuse_unfit(stage(engine={"device": "cuda"}), large(), memory.Limits(gpu=80 * GIB), prompt_tokens=512)
+    assert "the first GPU" in told.value.what and "lora" in told.value.fix
+    with pytest.raises(ConfigError, match="smaller model"):
+        memory.refuse_unfit(stage(), large(), memory.Limits(host=8 * GIB), prompt_tokens=512)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.sampled_from([256, 4096]), new=st.sampled_from([16, 200]), ranks=st.sampled_from([1, 2, 4]),
+    path=st.sampled_from(["auto", "simple"]), more=st.sampled_from(["tokens", "prompt", "concurrent", "layers"]),
+)  # fmt: skip
+def test_more_work_or_a_larger_model_never_takes_less(tokens, new, ranks, path, more):
+    def needed(tokens, new, prompt, concurrent, layers):
+        recipe = stage(
+            tokens_per_microbatch=tokens, sampling={"max_new_tokens": new, "max_concurrent": concurrent},
+            engine={"ranks": ranks, "path": "auto" if ranks > 1 else path}, prompts_per_step=32,
+        )  # fmt: skip
+        found = memory.estimate(recipe, model(layers=layers), prompt)
+        return sum(each.bytes for each in memory.demands(recipe.engine, found))
+
+    base = {"tokens": tokens, "new": new, "prompt": 64, "concurrent": 32, "layers": 30}
+    assert needed(**base) <= needed(**{**base, more: 2 * base[more]})
+
+
+def test_no_torch():
+    code = "import sys, jurat.engine.memory; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
