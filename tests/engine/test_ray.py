@@ -28,6 +28,8 @@ if importlib.util.find_spec("ray") is None:
 needs_ray()
 import ray  # noqa: E402 (what it reads when it is imported must stand)
 
+from jurat.engine.ray.adapters import RemoteLearner  # noqa: E402
+
 RECIPE = {
     "model": "tiny-random",
     "data": {"train": {"source": "generated:plain", "levels": [1], "size": 40}},
@@ -124,34 +126,23 @@ def test_same_numbers_as_in_one_process(cluster, alone, tmp_path):
     assert all(step["policy/grad_norm"] > 0 for step in steps)
 
 
-def test_sampler_killed_while_it_decodes_judge_and_reference_after_a_step(cluster, alone, tmp_path, monkeypatch):
-    """All are replaced; every sample is there once, and all numbers are those of the run without faults."""
+def test_sampler_killed_while_it_decodes_and_all_others_after_a_step(cluster, alone, tmp_path, monkeypatch):
+    """All are replaced; every sample is there once, and all numbers are those of the run without faults. The learner
+    comes from a snapshot and an update after it."""
 
     def fault():
-        actors("JudgeActor")[0].kill()
-        actors("LearnerActor")[-1].kill()
+        for actor in actors("JudgeActor") + actors("LearnerActor"):
+            actor.kill()
 
+    monkeypatch.setattr(RemoteLearner, "REPLAYED", 3)
     monkeypatch.setenv("JURAT_FAULT", "sampler.mid_decode:8")
     rows, steps, screen = train(tmp_path, {"home": "ray"}, after={1: fault})
     assert [row[:2] for row in rows] == [row[:2] for row in alone[0]]
     assert rows == alone[0]
     assert steps == alone[1]
     said = "\n".join(screen.notes)
-    for role in ("sampler", "judge", "reference"):
+    for role in ("sampler", "judge", "reference", "learner"):
         assert re.search(rf"the {role} \(process \d+\) died; process \d+ took over after [\d.]+ s", said)
-
-
-@pytest.mark.soak
-def test_learner_killed_ends_the_run_and_a_resume_goes_on(cluster, alone, tmp_path):
-    with pytest.raises(RunFailed, match=r"the learner's process died.*\n.*process \d+\n.*--resume"):
-        train(tmp_path, {"home": "ray"}, after={1: lambda: actors("LearnerActor")[0].kill()})
-    store = Store.open(None, tmp_path)
-    assert store.run("r").state == "failed"
-    store.close()
-    rows, steps, screen = train(tmp_path, resume="r")
-    assert screen.first == 1  # of the checkpoint after step 0; that of step 1 was never written
-    assert rows == alone[0]
-    assert steps == alone[1][1:]
 
 
 @pytest.mark.soak
@@ -233,13 +224,17 @@ async def test_judge_lost_in_mid_work(judges, number):
     """Killed, or stopped and found by its lack of progress: what it had in hand is judged by the other, each once."""
     judge, notes = judges
     first = judge.crew.hosts[0]
-    first.hang_seconds = 2.0
+    first.hang_seconds = 2.0 if number == signal.SIGSTOP else 300.0
     was, incarnation = first.pid, first.incarnation
     tasks = [asyncio.create_task(judge.judge(PROBLEM, "x" * n, finish="stop")) for n in range(600)]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     os.kill(was, number)
     found = await asyncio.gather(*tasks)
     assert [made.reward.value for made in found] == list(map(float, range(600)))
+    deadline = time.monotonic() + 30
+    while first.incarnation == incarnation:  # answers of the other one did not wait for this
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
     first.hang_seconds = 300.0
     await first.replace(incarnation)
     assert first.pid != was and not psutil.pid_exists(was)
