@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -62,8 +62,8 @@ POINTS: Mapping[str, Sequence[str]] = {
     "sampler": ("actor.mid_start", "sampler.mid_decode:8", "actor.before_answer:2", "actor.after_answer:2", "actor.mid_weights:2"),
     "judge": ("actor.mid_start", "actor.asked:2", "actor.mid_work:20", "actor.before_answer:3", "actor.after_answer:3"),
     "reference": ("actor.mid_start", "actor.mid_weights", "actor.asked:2", "actor.mid_work:2", "actor.before_answer:2"),
-    "learner": ("actor.mid_work:9", "actor.before_answer:5", "actor.mid_weights:3", "actor.mid_snapshot:2", "learner.mid_save:2"),
-    "critic": ("actor.mid_start", "actor.mid_work:9", "actor.before_answer:5", "actor.mid_snapshot:2", "learner.mid_save:2"),
+    "learner": ("actor.mid_work:5", "actor.before_answer:5", "actor.mid_weights:3", "actor.mid_snapshot:2", "learner.mid_save:2"),
+    "critic": ("actor.mid_start", "actor.mid_work:5", "actor.before_answer:5", "actor.mid_snapshot:2", "learner.mid_save:2"),
 }  # fmt: skip
 """Role -> points of platform/faults.py with the visit at which it strikes."""
 
@@ -228,11 +228,12 @@ def slow_judge(args: argparse.Namespace) -> Mapping[str, Any]:
     threads: list[threading.Thread] = []
 
     def throttle(judge: psutil.Process) -> None:
-        while not ended.is_set():
-            judge.suspend()
-            time.sleep(args.seconds)
-            judge.resume()
-            time.sleep(0.02)
+        with suppress(psutil.NoSuchProcess):  # the run ended
+            while not ended.is_set():
+                judge.suspend()
+                time.sleep(args.seconds)
+                judge.resume()
+                time.sleep(0.02)
 
     def spoil() -> None:
         hung, slow, _ = processes("JudgeActor")
@@ -252,7 +253,8 @@ def slow_judge(args: argparse.Namespace) -> Mapping[str, Any]:
                 for thread in threads:
                     thread.join()
             whole, wait = waiting(screen.steps)
-            found[name] = {"seconds": whole, "waited": wait, "share": wait / whole}
+            tails = [round(step.seconds["judge"], 3) for step in screen.steps]
+            found[name] = {"seconds": whole, "waited": wait, "share": wait / whole, "waited_by_step": tails}
             print(f"{name}: {whole:.1f} s, of them {wait:.2f} s for the last verdicts of a batch: {wait / whole:.1%}")
     found["caused"] = found["one hung, one slow"]["share"] - found["clean"]["share"]
     print(f"idle share of sampler and learner that it caused: {found['caused']:.1%}")

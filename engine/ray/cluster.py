@@ -105,6 +105,10 @@ def _covers(spare: Share, share: Share) -> bool:
     return spare.cpus >= share.cpus and spare.gpus >= share.gpus
 
 
+def _holds(machine: Mapping[str, float], share: Share) -> bool:
+    return machine.get("CPU", 0) >= share.cpus and machine.get("GPU", 0) >= share.gpus
+
+
 def _part(amount: int, processes: int) -> float:
     """Ray takes whole processors or a fraction of one."""
     share = amount / processes
@@ -208,6 +212,11 @@ def _reserve_all(engine: Engine, shares: Mapping[str, Share], groups: list[Place
     refused: list[PlacementGroup] = []  # held meanwhile, so that the next one comes to lie elsewhere
     try:
         for name in [name for name in shares if name not in own]:
+            if not any(_holds(machine, shares[name]) for node, machine in _alive().items() if node not in taken):
+                raise ConfigError(
+                    f"spare pool {name} finds no machine apart from those it would stand in for",
+                    where=f"engine.pools.{name}", fix="add a machine to the cluster, or leave the pool out",
+                )  # fmt: skip
             while (place := Place(_reserve({name: shares[name]}))).node() in taken:
                 refused.append(place.group)
             places[name] = place

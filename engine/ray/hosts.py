@@ -48,7 +48,8 @@ class Host:
         self._actor: Any = None
         self._deaths = 0
         self._calls = 0
-        self._why = ""
+        self._why, self._said = "", ""
+        """What became of a lost one, and what Ray says of it."""
         self._moved: float | None = None
         """When one that hung last made progress."""
         self._watcher: asyncio.Task[None] | None = None
@@ -135,6 +136,7 @@ class Host:
                 raise error.cause from None
             raise RunFailed(str(error), where=self.role) from None
         except (RayActorError, ObjectLostError) as error:
+            self._said = str(error).strip().splitlines()[-1]
             raise Lost(f"{self.role}: {error}") from None
         except RayError as error:
             raise RunFailed(f"Ray: {error}", where=f"engine.placement.{self.role}",
@@ -200,7 +202,7 @@ class Host:
                 gone, why = self.pid, self._why
                 if self._deaths > DEATHS:
                     raise RunFailed(
-                        f"the {self.role} died {DEATHS} times in a row without an answer",
+                        f"the {self.role} died {DEATHS} times in a row without an answer: {self._said}",
                         where=f"engine.placement.{self.role}, process {gone}",
                         fix="see the cluster's logs (memory, most often), then jurat train --resume RUN",
                     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import jurat
 from jurat.engine.ray import needs_ray
 from jurat.platform.config import override, validate
 from jurat.platform.errors import ConfigError, RewardDrift, RunFailed
@@ -241,6 +242,31 @@ async def test_judge_lost_in_mid_work(judges, number):
     assert "made no progress for 2 s" in notes[-1] if number == signal.SIGSTOP else "died" in notes[-1]
 
 
+async def test_nobody_waits_for_a_judge_that_hangs(judges):
+    """What it holds is asked of the other, which answers it all; awake again, it is asked what the other is asked too,
+    until an answer of its comes first."""
+    judge, _ = judges
+    first, lane = judge.crew.hosts[0], judge.crew._lanes[0]
+    incarnation = first.incarnation
+
+    async def ask(count):
+        made = [judge.judge(PROBLEM, "x" * (n % 9), finish="stop") for n in range(count)]
+        assert [each.reward.value for each in await asyncio.gather(*made)] == [float(n % 9) for n in range(count)]
+
+    await ask(20)
+    assert not lane.doubted
+    os.kill(first.pid, signal.SIGSTOP)
+    await ask(100)
+    assert lane.doubted and lane.room <= 0 and first.incarnation == incarnation
+    os.kill(first.pid, signal.SIGCONT)
+    deadline = time.monotonic() + 60
+    while lane.doubted:
+        assert time.monotonic() < deadline
+        await ask(2)
+    await ask(100)
+    assert first.incarnation == incarnation
+
+
 async def test_an_answer_that_is_an_error_reaches_its_own_caller_alone(judges):
     judge, _ = judges
     made = [judge.judge(PROBLEM, text, finish="stop") for text in ("a", "refuse", "b")]
@@ -275,6 +301,19 @@ def test_a_judge_with_another_reward_is_refused(cluster):
                 pass
 
 
+def test_a_machine_with_another_version_is_refused(cluster, monkeypatch):
+    from jurat.engine.ray import hosts
+    from jurat.engine.ray.home import open_home
+    from jurat.platform.recipe import RewardPart
+    from jurat.verifiers.judge import build_judge
+
+    monkeypatch.setattr(hosts, "__version__", "9.9")
+    with open_home(Engine(home="ray", pools=ONE), print, roles=["judge"]) as home:
+        with pytest.raises(ConfigError, match=rf"jurat is {re.escape(jurat.__version__)} on .* judge and 9\.9 here"):
+            with home.judge(partial(build_judge, RewardPart()), [PROBLEM.verifier]):
+                pass
+
+
 # ---- placement ---------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +337,23 @@ def test_what_cannot_be_placed_is_refused_before_a_model_loads(cluster, tmp_path
     store = Store.open(None, tmp_path)
     assert (store.run("r").state, store.segments(store.run("r"))) == ("failed", [])
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("main", "spare", "said"),
+    [
+        (2, 2, "spare pool extra finds no machine apart from those it would stand in for"),
+        (3, 3, r"the pools ask for 6 CPUs \(main 3, extra 3"),
+        (2, 1, r"spare pool extra \(1 CPUs, 0 GPUs\) is too small to stand in for any pool in use"),
+    ],
+)
+def test_a_spare_pool_lies_on_a_machine_of_its_own(cluster, main, spare, said):
+    from jurat.engine.ray import cluster as clusters
+
+    engine = Engine(home="ray", pools={"main": {"cpus": main}, "extra": {"cpus": spare, "spare": True}})
+    with pytest.raises(ConfigError, match=said):
+        with clusters.connect(engine, roles=["judge"]):
+            pass
 
 
 def test_processors_in_use_are_not_there(cluster):
@@ -324,6 +380,9 @@ def test_roles_without_a_place_run_in_main_or_in_the_only_pool():
         Engine(pools=two, placement={"judge": "spare"})
     with pytest.raises(ValueError, match=r"placement\.sampler: no pool 'main', pools has a, b"):
         Engine(pools={"a": {}, "b": {}})
+    assert Engine(pools={"gpu": {}, "extra": {"spare": True}}).pool_of("judge") == "gpu"
+    with pytest.raises(ValueError, match=r"placement\.judge: pool 'extra' is spare"):
+        Engine(pools={"main": {}, "extra": {"spare": True}}, placement={"judge": "extra"})
 
 
 def test_pools_fit_machines():
