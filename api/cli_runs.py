@@ -392,6 +392,23 @@ def _report(step: int, values: Mapping[str, float]) -> StepReport:
     return StepReport(step=step, version=step + 1, metrics=values, updates=(), seconds=seconds)
 
 
+# ---- runs cancel -------------------------------------------------------------------------------------------------
+
+
+@runs_app.command("cancel")
+def cancel(run: RunArgument, database: Database = None, as_json: terminal.AsJson = False) -> None:
+    """Ask a run that goes on, detached or not, to stop at a checkpoint. Twice: to stop now."""
+    from jurat.api.detach import cancel as stop
+
+    with _store(database) as store:
+        found = store.run(run)
+        pid = stop(found.id, found.folder)
+    if as_json:
+        terminal.print_json({"run": found.id, "pid": pid})
+    else:
+        terminal.note(f"asked process {pid} to stop at a checkpoint")
+
+
 # ---- runs verify -------------------------------------------------------------------------------------------------
 
 

@@ -66,6 +66,13 @@ OnRay = Annotated[
         help="Run on a Ray cluster: host:port, auto, or local for one of this machine. As engine.home and engine.ray.",
     ),
 ]  # fmt: skip
+Detach = Annotated[
+    bool,
+    typer.Option(
+        "--detach",
+        help="Train in a process of its own, which a lost terminal does not end; [bold]jurat runs watch[/bold] follows it.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check recipe, data, gold answers and model; train nothing.")]
 
 
@@ -76,6 +83,7 @@ def train(
     run_id: RunName = None,
     dry_run: DryRun = False,
     on_ray: OnRay = None,
+    detach: Detach = False,
     database: ResumeDatabase = None,
     as_json: terminal.AsJson = False,
 ) -> None:
@@ -105,6 +113,13 @@ def train(
 
         plan = rehearse(parsed, home=terminal.home(), base=base)
         terminal.print_json(plan) if as_json else _print_plan(plan)
+        return
+    if detach:
+        named = resume or run_id or new_run()
+        words = ["--resume", named] if resume else [str(recipe), "--run-id", named]
+        words += [word for each in assignments or () for word in ("--set", each)]
+        words += ["--database", database] if database else []
+        _detach(words, named, parsed.tracking.database if parsed else database, as_json=as_json)
         return
     prepare_process()
 
@@ -209,6 +224,26 @@ def _print_estimate(name: str, places: Sequence[Demand], found: Sequence[Process
         there = f"of {limit / 2**30:.1f} GiB" if limit else "(there: not known)"
         typer.echo(f"{place.place}: {place.bytes / 2**30:.2f} GiB at most {there}")
     typer.echo("")
+def new_run() -> str:
+    from jurat.platform.runs.store import new_id
+
+    return new_id()
+
+
+def _detach(words: Sequence[str], run: str, database: str | None, *, as_json: bool) -> None:
+    from jurat.api.detach import start
+    from jurat.platform.runs.store import Store
+
+    store = Store.open(database, terminal.home())
+    folder = store.run(run).folder if words[0] == "--resume" else store.runs_folder / run
+    store.close()
+    found = start(["--home", str(terminal.home()), "train", *words], run=run, folder=folder, home=terminal.home())
+    if isinstance(found, int):
+        raise typer.Exit(found)
+    terminal.note(f"run {run} goes on as process {found.pid} (log: {found.log})")
+    terminal.note(f"  follow it: jurat runs watch {run}    stop it at a checkpoint: jurat runs cancel {run}")
+    if as_json:
+        terminal.print_json({"run": run, "pid": found.pid, "log": str(found.log)})
 
 
 def needs_engine() -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from jurat.engine import compute
 from jurat.engine.optim import AdamW
 from jurat.engine.tensorfile import read_tensors, record_digests, write_side_files, write_tensors
+from jurat.platform import faults
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import Optim
 from jurat.platform.types import COLUMNS, FloatArray, Microbatch, Rounds, UpdateReport
@@ -192,10 +193,9 @@ class LocalLearner(LocalScorer):
     def _save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_side_files(self.source, folder, dtype=torch.float32)
-        digests = {
-            "model.safetensors": write_tensors(folder / "model.safetensors", self.network.views()),
-            "optimizer.safetensors": write_tensors(folder / "optimizer.safetensors", self.optimizer.tensors()),
-        }
+        digests = {"model.safetensors": write_tensors(folder / "model.safetensors", self.network.views())}
+        faults.point("learner.mid_save")
+        digests["optimizer.safetensors"] = write_tensors(folder / "optimizer.safetensors", self.optimizer.tensors())
         (folder / "learner.json").write_text(json.dumps(self.state(), indent=2, sort_keys=True) + "\n")
         record_digests(folder, digests)
 

@@ -1,7 +1,8 @@
 """Named fault points, so that tests can kill a real process at an exact moment. Without ``JURAT_FAULT`` they do nothing.
 
 ``JURAT_FAULT=name`` kills the process (SIGKILL) at the first visit of the point, ``name:3`` at the third,
-``name:3:STOP`` sends SIGSTOP instead (any signal's name).
+``name:3:STOP`` sends SIGSTOP instead (any signal's name). ``role@name`` is for one role of a Ray run: the driver leaves
+``role@`` out where it starts an actor of that role for the first time, and elsewhere it names no point.
 """
 
 from __future__ import annotations
@@ -13,6 +14,14 @@ POINTS = (
     "rollouts.mid_write",
     "ledger.mid_commit",
     "sampler.mid_decode",
+    "actor.mid_start",
+    "actor.asked",
+    "actor.mid_work",
+    "actor.before_answer",
+    "actor.after_answer",
+    "actor.mid_weights",
+    "actor.mid_snapshot",
+    "learner.mid_save",
     "loop.between_update_and_publish",
     "checkpoint.mid_write",
     "checkpoint.before_rename",

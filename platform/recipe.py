@@ -483,6 +483,8 @@ class Pool(Part):
     cpus: int | None = Field(default=None, ge=1)
     """None: those of the largest machine."""
     gpus: int = Field(default=0, ge=0)
+    spare: bool = False
+    """Reserved on a machine of its own, for a pool that lost its machine; no role is placed here."""
 
 
 class Placement(Part):
@@ -548,14 +550,18 @@ class Engine(Part):
     @model_validator(mode="after")
     def _placed(self) -> Engine:
         for role in Placement.model_fields:
-            if self.pool_of(role) not in self.pools:
-                raise ValueError(f"placement.{role}: no pool {self.pool_of(role)!r}, pools has {', '.join(self.pools)}")
+            name = self.pool_of(role)
+            if name not in self.pools:
+                raise ValueError(f"placement.{role}: no pool {name!r}, pools has {', '.join(self.pools)}")
+            if self.pools[name].spare:
+                raise ValueError(f"placement.{role}: pool {name!r} is spare, it takes roles when a machine is lost")
         return self
 
     def pool_of(self, role: str) -> str:
         """Name of the pool that a role of ``placement`` runs in."""
         placed: str | None = getattr(self.placement, role)
-        return placed or (next(iter(self.pools)) if len(self.pools) == 1 else "main")
+        own = [name for name, pool in self.pools.items() if not pool.spare]
+        return placed or (own[0] if len(own) == 1 else "main")
 
 
 class Evaluate(Part):

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jurat import __version__
+from jurat.platform import faults
 from jurat.platform.errors import JuratError, RunFailed
 
 Item = tuple[int, Any]
@@ -23,11 +25,11 @@ class Actor:
         self._alive, self._uncounted = 0, 0
         self._running: dict[int, asyncio.Task[None]] = {}
 
-    async def who(self) -> tuple[int, str]:
-        """(process id, Ray's id of the machine)."""
+    async def who(self) -> tuple[int, str, str]:
+        """(process id, Ray's id of the machine, version of jurat there)."""
         import ray
 
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+        return os.getpid(), ray.get_runtime_context().get_node_id(), __version__
 
     async def pulse(self) -> int:
         """A number that moves while there is progress."""
@@ -51,6 +53,7 @@ class Actor:
 
     async def work(self, items: Sequence[Item]) -> AsyncIterator[list[Item]]:
         """Answers as they come; those that are ready together travel together. All items are asked in one tick, in order."""
+        faults.point("actor.asked")
         ready: asyncio.Queue[Item] = asyncio.Queue()
         for key, item in items:
             self._running[key] = asyncio.create_task(self._answer(key, item, ready))
@@ -61,7 +64,9 @@ class Actor:
                 found.append(ready.get_nowait())
             left -= len(found)
             self.answered += len(found)
+            faults.point("actor.before_answer")
             yield found
+            faults.point("actor.after_answer")
 
     async def _answer(self, key: int, item: Any, ready: asyncio.Queue[Item]) -> None:
         result: Any = None  # of one that was cancelled; nobody waits for it
@@ -86,10 +91,10 @@ class Actor:
         """End child processes and threads before the actor is killed."""
 
 
-def environment(threads: int, attempt: int) -> Mapping[str, str]:
+def environment(role: str, threads: int, attempt: int) -> Mapping[str, str]:
     """Variables of an actor's process, which must stand before it begins. A fault asked for strikes the first one only."""
     from jurat.engine.threads import recommended_env
 
-    fault = "" if attempt else os.environ.get("JURAT_FAULT", "")
+    fault = "" if attempt else os.environ.get("JURAT_FAULT", "").removeprefix(f"{role}@")
     wanted = {name: os.environ.get(name, value) for name, value in recommended_env({}).items()}
     return {**wanted, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "JURAT_FAULT": fault}

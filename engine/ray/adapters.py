@@ -9,32 +9,58 @@ from typing import Any
 import numpy as np
 
 from jurat.engine.ray.crew import Crew
-from jurat.engine.ray.hosts import Host, Lost
+from jurat.engine.ray.hosts import Host
 from jurat.engine.ray.wire import to_wire
 from jurat.platform.errors import RunFailed
 from jurat.platform.ports import Objective
 from jurat.platform.types import Completion, Finish, FloatArray, Judgement, Problem, Request, Rounds, UpdateReport
 
+Call = tuple[Any, ...]
+"""(method of an actor, its arguments)."""
+
 
 class RemoteLearner:
-    """A ``Learner``, of the policy or a critic. Its state lies in its process alone, so that its death ends the run, which
-    a resume goes on with."""
+    """A ``Learner``, of the policy or a critic. A lost one is made again, bit for bit, and the loop does not hear of it.
+
+    An update is a function of the learner's state and what it is given. So the last snapshot of that state is kept, and
+    every call that changed it since: a new actor restores the one and answers the others again.
+    """
 
     ranks = 1
+    REPLAYED = 16
+    """Updates after which a new snapshot takes the place of the calls that are kept."""
 
-    def __init__(self, host: Host, *, checkpoint_bytes: int) -> None:
-        self.host, self.checkpoint_bytes = host, checkpoint_bytes
+    def __init__(self, host: Host) -> None:
+        self.host, self.checkpoint_bytes = host, 0
+        self._first: list[Call] = []
+        """What the stage began with, a load or nothing: a snapshot need not hold what does not learn."""
+        self._snapshot: Any = None
+        """Reference; None: the state is that of the first calls."""
+        self._since: list[Call] = []
+
+    async def restore(self, host: Host) -> None:
+        """Bring a new actor to where the lost one was."""
+        for call in self._first:
+            await host.ask(*call)
+        if self._snapshot is not None:
+            await host.ask("restore", self._snapshot)
+        for call in self._since:
+            await host.ask(*call)
 
     async def score(self, rounds: Rounds) -> Sequence[Sequence[FloatArray]]:
-        return _own(await self._call("score", to_wire(rounds)))
+        return _own(await self.host.sure("score", to_wire(rounds)))
 
     async def update(self, rounds: Rounds, objective: Objective, *, clip_norm: float | None = None) -> UpdateReport:
-        report: UpdateReport = await self._call("update", to_wire(rounds), objective, clip_norm)
+        call = ("update", to_wire(rounds), objective, clip_norm)
+        report: UpdateReport = await self.host.sure(*call)  # one that dies is restored to the state before the call
+        self._since.append(call)
+        if len(self._since) >= self.REPLAYED:
+            await self._renew()
         return report
 
     async def save(self, folder: Path) -> None:
         """The actor writes: ``folder`` must be the same place on its machine and on this one. Raises RunFailed if not."""
-        await self._call("save", folder.resolve())
+        await self.host.sure("save", folder.resolve())
         if not (folder / "learner.json").is_file():
             raise RunFailed(
                 f"the {self.host.role} wrote its checkpoint on another machine's disk", where=str(folder),
@@ -42,27 +68,21 @@ class RemoteLearner:
             )  # fmt: skip
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        await self._call("load", folder.resolve(), weights_only)
+        call = ("load", folder.resolve(), weights_only)
+        await self.host.sure(*call)
+        self._snapshot = None
+        if weights_only:
+            self._first, self._since = [call], []
+        else:
+            self._since = [call]
+            await self._renew()  # the folder is the run's own, and makes room for newer ones
 
     async def weights(self, dtype: str) -> Any:
         """A reference to the model as it is now, in the object store."""
-        try:
-            return await self.host.keep("weights", dtype)
-        except Lost:
-            raise self._lost() from None
+        return await self.host.keep("weights", dtype)
 
-    async def _call(self, method: str, *args: Any) -> Any:
-        try:
-            return await self.host.call(method, *args)
-        except Lost:
-            raise self._lost() from None
-
-    def _lost(self) -> RunFailed:
-        return RunFailed(
-            f"the {self.host.role}'s process {self.host.why}, and with it the steps since the last checkpoint",
-            where=f"engine.placement.{self.host.role}, process {self.host.pid}",
-            fix="jurat train --resume RUN goes on from the last checkpoint",
-        )
+    async def _renew(self) -> None:
+        self._snapshot, self._since = await self.host.keep("snapshot"), []
 
 
 class RemoteScorer:
@@ -107,13 +127,13 @@ class RemoteSampler:
 
 
 class RemoteJudge:
-    """A ``Judge`` over several: what a lost one had in hand is asked of another."""
+    """A ``Judge`` over several: what a lost one had in hand is asked of another, and so is what one is late with."""
 
     WINDOW = 256
     """Completions that a judge has in hand at most."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
-        self.crew = Crew(hosts, window=self.WINDOW)
+        self.crew = Crew(hosts, window=self.WINDOW, hedged=True)
 
     def limit(self, rows: int) -> None:
         """From now on a judge has so many completions in hand at most."""

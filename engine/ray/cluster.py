@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from jurat.engine.ray.actor import environment
@@ -21,16 +21,29 @@ from jurat.platform.recipe import Engine
 CONNECT_SECONDS = 10.0
 RESERVE_SECONDS = 20.0
 """For processors that the cluster counts as free."""
+_log = logging.getLogger("jurat")
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """What a pool has, and for how many processes."""
 
-    bundle: int
     cpus: int
     gpus: int
     processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a pool is reserved."""
+
+    group: PlacementGroup
+    bundle: int = 0
+
+    def node(self) -> str:
+        """Ray's id of the machine; '' while there is none."""
+        found: str = placement_group_table(self.group)["bundles_to_node_id"].get(self.bundle) or ""
+        return found if found in _alive() else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +52,27 @@ class Cluster:
 
     engine: Engine
     shares: Mapping[str, Share]
-    group: PlacementGroup
+    places: dict[str, Place]
+    """Pool -> where it is now; a spare one leaves when it stands in for another."""
+    note: Callable[[str], None]
 
     def threads(self, role: str) -> int:
         """The recipe's number, else all processors of the pool."""
         return self.engine.threads or self._share(role).cpus
 
     def create(self, role: str, actor: type) -> Callable[[int], Any]:
-        """What makes the n-th actor of a role in its pool."""
+        """What makes the n-th actor of a role in its pool, or in a spare one once the pool's machine is lost."""
         share = self._share(role)
 
         def make(attempt: int) -> Any:
-            strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=share.bundle)
+            place = self._place(self.engine.pool_of(role))
             settings = {
                 "num_cpus": _part(share.cpus, share.processes),
                 "num_gpus": _part(share.gpus, share.processes),
-                "scheduling_strategy": strategy,
-                "runtime_env": {"env_vars": dict(environment(self.threads(role), attempt))},
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                    place.group, placement_group_bundle_index=place.bundle
+                ),
+                "runtime_env": {"env_vars": dict(environment(role, self.threads(role), attempt))},
                 "max_restarts": 0,
                 "max_task_retries": 0,
             }
@@ -63,8 +80,33 @@ class Cluster:
 
         return make
 
+    def stands(self, role: str) -> bool:
+        """Whether the role's pool has a machine; True too where no spare pool could take its place."""
+        pool = self.engine.pool_of(role)
+        return not self._spare(pool) or bool(self.places[pool].node())
+
+    def _place(self, pool: str) -> Place:
+        spare = self._spare(pool)
+        if spare and not self.places[pool].node():
+            self.places[pool] = self.places.pop(spare)
+            self.note(f"pool {pool} lost its machine; spare pool {spare} stands in for it")
+        return self.places[pool]
+
+    def _spare(self, pool: str) -> str:
+        """The first free spare pool that is large enough, '' if there is none."""
+        free = [name for name in self.places if self.engine.pools[name].spare]
+        return next((name for name in free if _covers(self.shares[name], self.shares[pool])), "")
+
     def _share(self, role: str) -> Share:
         return self.shares[self.engine.pool_of(role)]
+
+
+def _covers(spare: Share, share: Share) -> bool:
+    return spare.cpus >= share.cpus and spare.gpus >= share.gpus
+
+
+def _holds(machine: Mapping[str, float], share: Share) -> bool:
+    return machine.get("CPU", 0) >= share.cpus and machine.get("GPU", 0) >= share.gpus
 
 
 def _part(amount: int, processes: int) -> float:
@@ -74,7 +116,7 @@ def _part(amount: int, processes: int) -> float:
 
 
 @contextmanager
-def connect(engine: Engine, *, roles: Sequence[str]) -> Iterator[Cluster]:
+def connect(engine: Engine, *, roles: Sequence[str], note: Callable[[str], None] = _log.warning) -> Iterator[Cluster]:
     """The cluster of a recipe with processors reserved for ``roles``; what was started here is shut down again.
 
     Raises ConfigError where Ray is not installed, no cluster answers, or the pools do not fit the machines.
@@ -84,11 +126,12 @@ def connect(engine: Engine, *, roles: Sequence[str]) -> Iterator[Cluster]:
         _begin(engine.ray)
     try:
         wanted = _shares(engine, roles, _machines())
-        group = _reserve(wanted)
+        groups: list[PlacementGroup] = []
         try:
-            yield Cluster(engine, wanted, group)
+            yield Cluster(engine, wanted, _reserve_all(engine, wanted, groups), note)
         finally:
-            remove_placement_group(group)
+            for group in groups:
+                remove_placement_group(group)
     finally:
         if ours:
             ray.shutdown()
@@ -112,7 +155,12 @@ def _begin(address: str) -> None:
 
 
 def _machines() -> list[Mapping[str, float]]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return list(_alive().values())
+
+
+def _alive() -> dict[str, Mapping[str, float]]:
+    """{Ray's id of a machine: what it has}."""
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
 def _shares(engine: Engine, roles: Sequence[str], machines: Sequence[Mapping[str, float]]) -> dict[str, Share]:
@@ -123,7 +171,16 @@ def _shares(engine: Engine, roles: Sequence[str], machines: Sequence[Mapping[str
     for name in dict.fromkeys(placed):
         pool = engine.pools[name]
         processes = placed.count(name) + (engine.judges - 1) * (name == engine.pool_of("judge"))
-        shares[name] = Share(len(shares), pool.cpus or largest, pool.gpus, processes)
+        shares[name] = Share(pool.cpus or largest, pool.gpus, processes)
+    for name, pool in engine.pools.items():
+        if pool.spare:
+            spare = Share(pool.cpus or largest, pool.gpus, 0)
+            if not any(_covers(spare, share) for share in shares.values()):
+                raise ConfigError(
+                    f"spare pool {name} ({spare.cpus} CPUs, {spare.gpus} GPUs) is too small to stand in for any pool in use",
+                    where=f"engine.pools.{name}", fix="give it as many cpus and gpus as the pool that it is for",
+                )  # fmt: skip
+            shares[name] = spare
     for kind, amounts in (
         ("CPU", {name: share.cpus for name, share in shares.items()}),
         ("GPU", {name: share.gpus for name, share in shares.items()}),
@@ -144,6 +201,30 @@ def _fit(wanted: Sequence[int], there: Sequence[int]) -> bool:
         tight = min(fitting)
         room[room.index(tight)] = tight - amount
     return True
+
+
+def _reserve_all(engine: Engine, shares: Mapping[str, Share], groups: list[PlacementGroup]) -> dict[str, Place]:
+    """Pools in use side by side, then each spare one on a machine that has none of them; ``groups`` hears of each."""
+    own = {name: share for name, share in shares.items() if not engine.pools[name].spare}
+    groups.append(_reserve(own))
+    places = {name: Place(groups[0], bundle) for bundle, name in enumerate(own)}
+    taken = {place.node() for place in places.values()}
+    refused: list[PlacementGroup] = []  # held meanwhile, so that the next one comes to lie elsewhere
+    try:
+        for name in [name for name in shares if name not in own]:
+            if not any(_holds(machine, shares[name]) for node, machine in _alive().items() if node not in taken):
+                raise ConfigError(
+                    f"spare pool {name} finds no machine apart from those it would stand in for",
+                    where=f"engine.pools.{name}", fix="add a machine to the cluster, or leave the pool out",
+                )  # fmt: skip
+            while (place := Place(_reserve({name: shares[name]}))).node() in taken:
+                refused.append(place.group)
+            places[name] = place
+            groups.append(place.group)
+    finally:
+        for group in refused:
+            remove_placement_group(group)
+    return places
 
 
 def _reserve(shares: Mapping[str, Share]) -> PlacementGroup:

@@ -18,12 +18,12 @@ from jurat.engine import local
 from jurat.engine.meter import meter
 from jurat.engine.ray.adapters import RemoteJudge, RemoteLearner, RemoteSampler, RemoteScorer
 from jurat.engine.ray.cluster import Cluster, connect
-from jurat.engine.ray.hosts import Host, Lost
+from jurat.engine.ray.hosts import Host
 from jurat.engine.ray.judging import JudgeActor
 from jurat.engine.ray.machines import LearnerActor, SamplerActor
 from jurat.engine.tokenizer import HFTokenizer
-from jurat.platform.errors import ConfigError, RunFailed
 from jurat.platform.memory import History
+from jurat.platform.errors import ConfigError
 from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 from jurat.platform.types import VerifierSpec
 
@@ -102,42 +102,44 @@ class RayHome:
 
         async def begin_learner(host: Host) -> None:
             info.update(await host.ask("start", make("learner", lora=lora)))
-            info["checkpoint_bytes"] = await host.ask("checkpoint_bytes")
+            learner.checkpoint_bytes = await host.ask("checkpoint_bytes")
+            await learner.restore(host)
 
         async def begin_sampler(host: Host) -> None:
             sampled.update(await host.ask("start", make("sampler")))
             if sampler.published is not None:
                 await host.ask("publish", *sampler.published)
 
-        def copied(role: str) -> Host:
-            """A learner's actor with the policy's weights as they are now, also when it is made again."""
-            weights: Any = None
+        def copied(role: str, become: Callable[[Host], Coroutine[Any, Any, None]] | None = None) -> Host:
+            """A learner's actor with the policy's weights as they are now, also when it is made again; not started."""
+            weights = _wait(learner.weights("float32"))
 
             async def begin(host: Host) -> None:
                 await host.ask("start", make(role))
                 await host.ask("adopt", weights)
+                if become is not None:
+                    await become(host)
 
-            async def start() -> None:
-                nonlocal weights
-                weights = await learner.weights("float32")
-                await host.start()
+            return made(role, begin)
 
-            host = made(role, begin)
-            _wait(start())
-            return host
+        def reference() -> RemoteScorer:
+            scorer = RemoteScorer(copied("reference"))
+            _wait(scorer.host.open())
+            return scorer
 
         def critic(optim: Optim, total_steps: int) -> RemoteLearner:
-            async def become() -> int:
-                await host.call("critic", optim, total_steps)
-                size: int = await host.call("checkpoint_bytes")
-                return size
+            async def become(host: Host) -> None:
+                await host.ask("critic", optim, total_steps)
+                await values.restore(host)
 
-            host = copied("critic")
-            return RemoteLearner(host, checkpoint_bytes=_wait(become()))
+            values = RemoteLearner(copied("critic", become))
+            _wait(values.host.open())
+            values.checkpoint_bytes = _wait(values.host.sure("checkpoint_bytes"))
+            return values
 
         info: dict[str, Any] = {}
         sampled: dict[str, Any] = {}
-        learner = RemoteLearner(made("learner", begin_learner), checkpoint_bytes=0)
+        learner = RemoteLearner(made("learner", begin_learner))
         sampler = RemoteSampler(learner, dtype=engine.dtype)
         sampler.serve(made("sampler", begin_sampler))
         try:
@@ -145,11 +147,10 @@ class RayHome:
         except BaseException:
             _close(hosts)
             raise
-        learner.checkpoint_bytes = info.pop("checkpoint_bytes")
         threads = {role: self.cluster.threads(role) for role in ("sampler", "learner")}
         return RayEngine(
             tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
-            reference=lambda: RemoteScorer(copied("reference")), critic=critic, hosts=hosts,
+            reference=reference, critic=critic, hosts=hosts,
             info={**info, **{key: sampled[key] for key in ("sampler", "kernels")}, "home": "ray", "threads": threads},
         )  # fmt: skip
 
@@ -172,22 +173,22 @@ class RayHome:
 
     def _host(self, role: str, actor: type, begin: Callable[[Host], Coroutine[Any, Any, None]]) -> Host:
         return Host(
-            role, create=self.cluster.create(role, actor), begin=begin, hang_seconds=self.cluster.engine.hang_seconds,
-            note=self.note,
+            role, create=self.cluster.create(role, actor), begin=begin, stands=partial(self.cluster.stands, role),
+            hang_seconds=self.cluster.engine.hang_seconds, note=self.note,
         )  # fmt: skip
 
 
 @contextmanager
 def open_home(engine: Engine, note: Callable[[str], None], *, roles: Sequence[str] = ROLES) -> Iterator[RayHome]:
     """The cluster of a recipe, its processors reserved for ``roles``."""
-    with connect(engine, roles=roles) as cluster:
+    with connect(engine, roles=roles, note=note) as cluster:
         yield RayHome(cluster, note)
 
 
 async def _start(hosts: Sequence[Host]) -> None:
     async with asyncio.TaskGroup() as tasks:
         for host in hosts:
-            tasks.create_task(host.start())
+            tasks.create_task(host.open())
 
 
 def _wait(work: Coroutine[Any, Any, T]) -> T:
@@ -199,9 +200,6 @@ def _wait(work: Coroutine[Any, Any, T]) -> T:
             error: BaseException = group
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
-            if isinstance(error, Lost):
-                error = RunFailed(f"a process of the engine died while it started: {error}", where="engine.placement",
-                                  fix="see the cluster's logs; memory, most often")  # fmt: skip
             raise error from None
 
 

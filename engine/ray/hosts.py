@@ -11,10 +11,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from jurat.platform.errors import RunFailed
+from jurat import __version__
+from jurat.platform.errors import ConfigError, RunFailed
 
 DEATHS = 3
 """Deaths in a row, without an answer between them, after which a role is given up."""
@@ -25,7 +26,8 @@ class Lost(Exception):
 
 
 class Host:
-    """A role's actor. ``create(n)`` makes the n-th one, ``begin`` prepares it; both are used again when it is replaced."""
+    """A role's actor. ``create(n)`` makes the n-th one, ``begin`` prepares it; both are used again when it is replaced.
+    ``stands()``: whether the machine that a new one waits for is there."""
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class Host:
         *,
         create: Callable[[int], Any],
         begin: Callable[[Host], Awaitable[None]],
+        stands: Callable[[], bool],
         hang_seconds: float,
         note: Callable[[str], None],
     ) -> None:
@@ -40,19 +43,34 @@ class Host:
         self.incarnation = 0
         self.pid, self.node = 0, ""
         self.recoveries: list[float] = []
-        """Seconds that each replacement took."""
-        self._create, self._begin, self._note = create, begin, note
+        """Seconds from each loss to the new actor's readiness; a hung one is lost when it last made progress."""
+        self._create, self._begin, self._stands, self._note = create, begin, stands, note
         self._actor: Any = None
         self._deaths = 0
         self._calls = 0
-        self._why = ""
+        self._why, self._said = "", ""
+        """What became of a lost one, and what Ray says of it."""
+        self._moved: float | None = None
+        """When one that hung last made progress."""
         self._watcher: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Create the actor and prepare it. Raises what its ``start`` raises, or Lost."""
+    async def open(self) -> None:
+        """Create the actor and prepare it; one that dies meanwhile is replaced. Raises what its ``start`` raises, or RunFailed."""
+        try:
+            await self._start()
+        except Lost:
+            await self.replace(self.incarnation)
+
+    async def _start(self) -> None:
         self._actor, self.pid, self._why = self._create(self.incarnation), 0, "died"
-        self.pid, self.node = await self.ask("who")
+        self.pid, self.node, version = await self.ask("who")
+        if version != __version__:
+            raise ConfigError(
+                f"jurat is {version} on the machine of the {self.role} and {__version__} here",
+                where=f"engine.placement.{self.role}, node {self.node[:12]}",
+                fix=f"install the same wheel on every machine: pip install jurat=={__version__}",
+            )
         await self._begin(self)
 
     # ---- asking ----
@@ -92,12 +110,22 @@ class Host:
             getattr(self._actor, method).remote(*args)
 
     async def keep(self, method: str, *args: Any) -> Any:
-        """Call a method that returns (large value, small value); a reference to the first, which stays in the store."""
-        await self._replaced()
-        with self._watched(), self._errors():
-            large, small = getattr(self._actor, method).options(num_returns=2).remote(*args)
-            await small
-        return large
+        """As ``sure``, of a method that returns (large value, small value): a reference to the first.
+
+        The value lies in this machine's store, so that it outlives the actor and the actor's machine.
+        """
+        while True:
+            seen = self.incarnation
+            await self._replaced()
+            try:
+                with self._watched(), self._errors():
+                    large, small = getattr(self._actor, method).options(num_returns=2).remote(*args)
+                    await small
+                    self._deaths = 0
+                    here = self.node == ray.get_runtime_context().get_node_id()
+                    return large if here else await asyncio.to_thread(_brought, large)
+            except Lost:
+                await self.replace(seen)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -107,7 +135,8 @@ class Host:
             if isinstance(error.cause, Exception):
                 raise error.cause from None
             raise RunFailed(str(error), where=self.role) from None
-        except RayActorError as error:
+        except (RayActorError, ObjectLostError) as error:
+            self._said = str(error).strip().splitlines()[-1]
             raise Lost(f"{self.role}: {error}") from None
         except RayError as error:
             raise RunFailed(f"Ray: {error}", where=f"engine.placement.{self.role}",
@@ -142,10 +171,14 @@ class Host:
                 found = seen
             except RayError:  # dead: the calls themselves are told
                 continue
+            if not self.pid and not self._stands():
+                self._why = "lost its machine before it began"
+                self.kill()
+                continue
             if found != seen:
                 seen, moved = found, loop.time()
             elif loop.time() - moved >= self.hang_seconds:
-                self._why = f"made no progress for {self.hang_seconds:g} s"
+                self._why, self._moved = f"made no progress for {self.hang_seconds:g} s", moved
                 self.kill()
                 seen, moved = None, loop.time()
 
@@ -162,24 +195,24 @@ class Host:
         await self._replaced()
 
     async def _replace(self) -> None:
-        began = time.perf_counter()
+        began, self._moved = time.monotonic() if self._moved is None else self._moved, None
         try:
             while True:
                 self._deaths += 1
                 gone, why = self.pid, self._why
                 if self._deaths > DEATHS:
                     raise RunFailed(
-                        f"the {self.role} died {DEATHS} times in a row without an answer",
+                        f"the {self.role} died {DEATHS} times in a row without an answer: {self._said}",
                         where=f"engine.placement.{self.role}, process {gone}",
                         fix="see the cluster's logs (memory, most often), then jurat train --resume RUN",
                     )
                 self.kill()
                 self.incarnation += 1
                 try:
-                    await self.start()
+                    await self._start()
                 except Lost:
                     continue
-                self.recoveries.append(time.perf_counter() - began)
+                self.recoveries.append(time.monotonic() - began)
                 self._note(f"the {self.role} (process {gone}) {why}; process {self.pid} took over "
                            f"after {self.recoveries[-1]:.1f} s")  # fmt: skip
                 return
@@ -214,15 +247,15 @@ class Host:
             there = NodeAffinitySchedulingStrategy(self.node, soft=False)
             ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there, max_retries=0).remote(self.pid)
 
-    @property
-    def why(self) -> str:
-        """What became of an actor that was lost."""
-        return self._why
-
 
 def _kill(pid: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
+
+
+def _brought(ref: Any) -> Any:
+    """A reference to a copy in this machine's store."""
+    return ray.put(ray.get(ref))
 
 
 async def _value(ref: Any) -> Any:

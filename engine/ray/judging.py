@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jurat.engine.ray.actor import Actor
+from jurat.platform import faults
 from jurat.platform.errors import RewardDrift
 from jurat.platform.types import Finish, Judgement, Problem, VerifierSpec
 
@@ -20,6 +21,7 @@ class JudgeActor(Actor):
 
     async def start(self, make: Callable[[], Any], specs: Sequence[VerifierSpec], digest: str) -> None:
         """Build the judge, and see that its verifiers are those that the run is recorded with. Raises RewardDrift."""
+        faults.point("actor.mid_start")
         with self.uncounted():
             self.judge = await asyncio.to_thread(make)
             await asyncio.to_thread(self.judge.bind, specs)
@@ -32,6 +34,7 @@ class JudgeActor(Actor):
 
     async def one(self, item: Question) -> Judgement:
         problem, text, finish = item
+        faults.point("actor.mid_work")
         found: Judgement = await self.judge.judge(problem, text, finish=finish)
         return found
 

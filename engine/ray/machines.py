@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,16 +12,19 @@ from typing import Any
 import torch
 
 from jurat.engine import compute
-from jurat.engine.learner import LocalLearner
+from jurat.engine.learner import LocalLearner, Network
 from jurat.engine.local import LocalEngine
 from jurat.engine.meter import meter
 from jurat.engine.ray.actor import Actor
 from jurat.engine.ray.wire import Array, WireRounds, fill, from_wire, pack_weights, size_of
+from jurat.platform import faults
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import Optim
 from jurat.platform.types import Completion, FloatArray, Request, UpdateReport
 
 Make = Callable[[], LocalEngine]
+Snapshot = tuple[Mapping[str, Array], Mapping[str, int]]
+"""Flat float32 arrays and the optimiser's counters."""
 
 
 class Machine(Actor):
@@ -41,6 +45,7 @@ class SamplerActor(Machine):
     """A ``Sampler`` with weights of its own, which ``publish`` replaces."""
 
     async def start(self, make: Make) -> Mapping[str, Any]:
+        faults.point("actor.mid_start")
         with self.uncounted():
             await self._begin(make)
         return self.machine.info
@@ -53,13 +58,8 @@ class SamplerActor(Machine):
 
     async def publish(self, version: int, packed: Mapping[str, Array]) -> None:
         network = _in_process(self.machine).network
-
-        def load() -> None:
-            fill(network.views(), packed)
-            network.refresh()
-
         with self.uncounted():
-            await self.machine.sampler.publish(version, load)
+            await self.machine.sampler.publish(version, partial(_load, network, packed))
 
     async def interrupt(self) -> tuple[Completion, ...]:
         return await self.machine.sampler.interrupt()
@@ -74,6 +74,7 @@ class LearnerActor(Machine):
     learner: LocalLearner
 
     async def start(self, make: Make) -> Mapping[str, Any]:
+        faults.point("actor.mid_start")
         with self.uncounted():
             await self._begin(make)
         self._hold(_in_process(self.machine))
@@ -91,6 +92,7 @@ class LearnerActor(Machine):
 
     def _counted(self, method: Callable[..., Any], *args: Any) -> Any:
         """A microbatch done is progress."""
+        faults.point("actor.mid_work")
         found = method(*args)
         self.answered += 1
         return found
@@ -99,13 +101,44 @@ class LearnerActor(Machine):
         return self.learner.checkpoint_bytes
 
     async def score(self, rounds: WireRounds) -> Sequence[Sequence[FloatArray]]:
-        return await self.learner.score(from_wire(rounds))
+        faults.point("actor.asked")
+        found = await self.learner.score(from_wire(rounds))
+        faults.point("actor.before_answer")
+        return found
 
     async def update(self, rounds: WireRounds, objective: Objective, clip_norm: float | None) -> UpdateReport:
-        return await self.learner.update(from_wire(rounds), objective, clip_norm=clip_norm)
+        faults.point("actor.asked")
+        report = await self.learner.update(from_wire(rounds), objective, clip_norm=clip_norm)
+        faults.point("actor.before_answer")
+        return report
+
+    async def snapshot(self) -> tuple[Snapshot, int]:
+        """(all that an update reads and changes: the master, both moments and the counters; its bytes)."""
+        with self.uncounted():
+            return await compute.run(self._snapshot)
+
+    def _snapshot(self) -> tuple[Snapshot, int]:
+        optimizer = self.learner.optimizer
+        flat = {"master": self.learner.network.master, **optimizer.tensors()}
+        arrays = {name: tensor.detach().to("cpu", copy=True).numpy() for name, tensor in flat.items()}
+        faults.point("actor.mid_snapshot")
+        return (arrays, dict(optimizer.counters())), size_of(arrays)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        with self.uncounted():
+            await compute.run(self._restore, *snapshot)
+
+    @torch.no_grad()
+    def _restore(self, arrays: Mapping[str, Array], counters: Mapping[str, int]) -> None:
+        learner = self.learner
+        fill({"master": learner.network.master, **learner.optimizer.tensors()}, arrays)
+        learner.optimizer.restore(counters)
+        learner.network.refresh()
 
     async def save(self, folder: Path) -> None:
+        """Into a new folder; what one that died left there is removed."""
         with self.uncounted():
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             await self.learner.save(folder)
 
     async def load(self, folder: Path, weights_only: bool) -> None:
@@ -117,17 +150,18 @@ class LearnerActor(Machine):
         views = self.learner.network.views()
         with self.uncounted():
             packed = await compute.run(pack_weights, views, getattr(torch, dtype))
+        faults.point("actor.mid_weights")
         return packed, size_of(packed)
 
     async def adopt(self, packed: Mapping[str, Array]) -> None:
-        network = self.learner.network
-
-        def load() -> None:
-            fill(network.views(), packed)
-            network.refresh()
-
         with self.uncounted():
-            await compute.run(load)
+            await compute.run(_load, self.learner.network, packed)
+
+
+def _load(network: Network, packed: Mapping[str, Array]) -> None:
+    fill(network.views(), packed)
+    faults.point("actor.mid_weights")
+    network.refresh()
 
 
 def _in_process(machine: LocalEngine) -> LocalLearner:

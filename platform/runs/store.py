@@ -33,6 +33,11 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+def new_id(at: int | None = None) -> str:
+    """A name that no run has yet, most likely. ``at``: microseconds since 1970; None: now."""
+    return f"r-{time.strftime('%Y%m%d', time.gmtime((now() if at is None else at) / 1e6))}-{_suffix()}"
+
+
 def _suffix() -> str:
     return "".join(secrets.choice(_ALPHABET) for _ in range(4))
 
@@ -125,7 +130,7 @@ class Store:
             "created": at,
         }
         while True:
-            made = run_id or f"r-{time.strftime('%Y%m%d', time.gmtime(at / 1e6))}-{_suffix()}"
+            made = run_id or new_id(at)
             with self._writing() as connection:
                 if sql.insert_run(connection, {"id": made, **row}):
                     break
