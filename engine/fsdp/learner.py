@@ -24,6 +24,7 @@ from jurat.engine.learner import Tally, reported, worth_training
 from jurat.engine.reshard import Carried, Layout, within
 from jurat.engine.tensorfile import digest_of, lay_out, record_digests, reserve, sync, write_side_files
 from jurat.platform.ports import Objective
+from jurat.platform.recipe import Optim
 from jurat.platform.types import FloatArray, Microbatch, Rounds, UpdateReport
 
 P = ParamSpec("P")
@@ -65,20 +66,21 @@ class FsdpLearner:
 
     Calls are made one at a time, in a thread of the learner's own: the event loop and the sampler's thread stay free.
     ``spec.rank`` and ``spec.rendezvous`` are filled in here. Raises RunFailed if a rank dies or stands still; then only
-    ``close`` is left.
+    ``close`` is left. A critic lives beside its ``policy``, in the same ranks and after the same thread.
     """
 
-    def __init__(self, spec: RankSpec, processes: Hosts, *, role: str = "policy") -> None:
-        self.role, self.source, self.spec, self.processes = role, spec.folder, spec, processes
+    def __init__(self, spec: RankSpec, processes: Hosts, *, policy: FsdpLearner | None = None) -> None:
+        self.source, self.spec, self.processes = spec.folder, spec, processes
+        self.role, self._prefix = ("critic", "critic.") if policy else ("policy", "")
         self.ranks = spec.ranks // spec.tp
         """Those with microbatches of their own."""
         self.published: Carried | None = None
         """The last ``pull``."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fsdp")
+        self._thread = policy._thread if policy else ThreadPoolExecutor(1, thread_name_prefix="fsdp")
         self._shared: tuple[Mapping[str, torch.dtype], np.memmap[Any, np.dtype[np.uint8]]] | None = None
-        meeting = processes.meeting()
+        meeting = "" if policy else processes.meeting()
         specs = [dataclasses.replace(spec, rank=rank, rendezvous=meeting) for rank in range(spec.ranks)]
-        opened = self.wait(processes.call, "open", [(each,) for each in specs])
+        opened = self.wait(processes.call, "open_critic" if policy else "open", [(each,) for each in specs])
         self.shapes: Mapping[str, tuple[int, ...]]
         self.layout: Layout
         self.shapes, self.layout = opened[0]
@@ -86,6 +88,10 @@ class FsdpLearner:
     @property
     def parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def critic(self, optim: Optim, total: int) -> FsdpLearner:
+        """A value model cut alike, which begins with the weights as they are now. It ends with this learner."""
+        return FsdpLearner(dataclasses.replace(self.spec, optim=optim, total=total), self.processes, policy=self)
 
     def close(self) -> None:
         """End the ranks and their processes."""
@@ -95,7 +101,7 @@ class FsdpLearner:
     def leave(self) -> None:
         """End the ranks; their processes can be opened again."""
         if not self.processes.failed:
-            self.wait(self._everywhere, "shut")
+            self.wait(self.processes.call, "shut", [()] * self.spec.ranks)
         self._thread.shutdown()
 
     def wait(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -106,12 +112,13 @@ class FsdpLearner:
         return await compute.ended(self._thread.submit(work, *args, **kwargs))
 
     def _everywhere(self, method: str, *args: Any) -> list[Any]:
-        return self.processes.call(method, [args] * self.spec.ranks)
+        return self.processes.call(self._prefix + method, [args] * self.spec.ranks)
 
     def _dealt(self, method: str, rounds: Rounds, *args: Any) -> list[Any]:
         """Call ``method`` with each rank's microbatches; tensor-parallel ranks get the same ones."""
         dealt = [[to_columns(each[rank]) for each in rounds] for rank in range(self.ranks)]
-        return self.processes.call(method, [(dealt[rank // self.spec.tp], *args) for rank in range(self.spec.ranks)])
+        shares = [(dealt[rank // self.spec.tp], *args) for rank in range(self.spec.ranks)]
+        return self.processes.call(self._prefix + method, shares)
 
     # ---- learning ----
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from jurat.engine.fsdp.head import VocabularyParallel
 from jurat.engine.learner import Tally
 from jurat.engine.reshard import Layout, Shape
-from jurat.engine.simple.learner import SimpleNetwork, silence
+from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork, silence, with_value_head
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.ports import Objective
 from jurat.platform.types import Microbatch
@@ -62,7 +62,7 @@ class ShardedNetwork(SimpleNetwork):
         chunk: int = 512,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self.model = skeleton(folder)
+        self.model = self.made(folder)
         self.dtype = torch.float32  # no autocast: FSDP gathers parameters in ``dtype``
         self.temperature, self.chunk, self.packs = temperature, chunk, True
         self.tolerance = 1e-3 if dtype == torch.float32 else 0.1  # states of another segment are all different ones
@@ -73,8 +73,7 @@ class ShardedNetwork(SimpleNetwork):
         self.vocabulary = tp > 1 and self.model.config.vocab_size % tp == 0
         """Whether embedding and head are cut along the vocabulary too; else every tensor-parallel rank has them whole."""
         if self.vocabulary:
-            ends = (self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight)
-            dims |= {name: 0 for name, p in self.model.named_parameters() if any(p is end for end in ends)}
+            dims |= {name: 0 for name, p in self.model.named_parameters() if any(p is end.weight for end in self._ends())}
         self.layout = Layout(fsdp=size, tp=tp, dims=dims)
         self.rank = mesh["fsdp"].get_local_rank() * tp + mesh["tp"].get_local_rank()
         self.device = (
@@ -86,6 +85,15 @@ class ShardedNetwork(SimpleNetwork):
         for layer in layers_of(self.model):
             layer.register_forward_pre_hook(lambda *_: tick())
         self._agree()
+
+    def made(self, folder: Path) -> PreTrainedModel:
+        """The model without values."""
+        return skeleton(folder)
+
+    def _ends(self) -> list[Any]:
+        """Embedding and, where there is one, head."""
+        ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        return [end for end in ends if hasattr(end, "weight")]
 
     def _cut(self, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool) -> None:
         from torch.distributed.fsdp import (
@@ -114,14 +122,17 @@ class ShardedNetwork(SimpleNetwork):
             fully_shard(layer, **settings)
         _materialise(self.root, made, self.device)
         if self.vocabulary:
-            embed, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
-            tied = embed.weight is head.weight
+            embed, *heads = self._ends()
+            tied = [head for head in heads if head.weight is embed.weight]
             parallelize_module(embed, mesh["tp"], RowwiseParallel(input_layouts=Replicate()))
-            parallelize_module(head, mesh["tp"], ColwiseParallel())
-            if tied:
+            for head in heads:
+                parallelize_module(head, mesh["tp"], ColwiseParallel())
+            for head in tied:
                 head.weight = embed.weight
             part = self.model.config.vocab_size // self.layout.tp
             self.reduce = VocabularyParallel(self.rank % self.layout.tp * part, mesh["tp"].get_group())
+        for exact in self._exact():
+            fully_shard(exact, **{**settings, "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)})
         fully_shard(self.root, **settings)
         for module in self.root.modules():
             if isinstance(module, FSDPModule):
@@ -130,6 +141,10 @@ class ShardedNetwork(SimpleNetwork):
                                       where="engine.ranks", fix="install the torch of constraints.txt")  # fmt: skip
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+
+    def _exact(self) -> list[nn.Module]:
+        """Modules that compute in float32 whatever ``dtype`` is."""
+        return []
 
     def _agree(self) -> None:
         for name, tensor in self.slices().items():
@@ -193,6 +208,16 @@ class ShardedNetwork(SimpleNetwork):
     def _within(self, work: Callable[[], T]) -> T:
         """Do ``work`` inside the root's forward pass: embedding, last norm and head are whole there."""
         return self.root(work)
+
+
+class ShardedValueNetwork(ShardedNetwork, SimpleValueNetwork):
+    """``SimpleValueNetwork`` on slices: the head is float32, as there."""
+
+    def made(self, folder: Path) -> PreTrainedModel:
+        return with_value_head(skeleton(folder))
+
+    def _exact(self) -> list[nn.Module]:
+        return [self.model.score]
 
 
 class _Root(nn.Module):

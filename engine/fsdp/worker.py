@@ -17,7 +17,7 @@ from torch import Tensor
 
 from jurat.engine import threads
 from jurat.engine.folders import weight_files
-from jurat.engine.fsdp.network import PARTIAL, ShardedNetwork, tied
+from jurat.engine.fsdp.network import PARTIAL, ShardedNetwork, ShardedValueNetwork, tied
 from jurat.engine.fsdp.optim import ShardedAdamW
 from jurat.engine.fsdp.storing import Boxes
 from jurat.engine.learner import Tally, on_device
@@ -71,7 +71,8 @@ class Rank:
     ``tick`` is called whenever it gets further: a learner whose ranks stand still hangs.
     """
 
-    def __init__(self, spec: RankSpec, tick: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, spec: RankSpec, tick: Callable[[], None] = lambda: None, *, policy: Rank | None = None) -> None:
+        """With the rank of a ``policy``: a value model in the same group, which begins with the policy's slices."""
         import torch.distributed as dist
 
         threads.set_up(spec.threads)
@@ -80,6 +81,10 @@ class Rank:
         self._shared: np.ndarray | None = None
         self._buckets: tuple[Bucket, ...] = ()
         self._dtypes: dict[str, torch.dtype] = {}
+        self._policy = policy
+        if policy is not None:
+            self._build()
+            return
         if spec.device != "cpu":
             torch.cuda.set_device(spec.rank % torch.cuda.device_count())
         dist.init_process_group(
@@ -96,17 +101,26 @@ class Rank:
     def _build(self) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
-        spec = self.spec
+        spec, policy = self.spec, self._policy
         shape = (spec.ranks // spec.tp, spec.tp)
-        self.mesh = init_device_mesh(spec.device.partition(":")[0], shape, mesh_dim_names=("fsdp", "tp"))
-        network = self.network = ShardedNetwork(
+        self.mesh = (
+            policy.mesh if policy
+            else init_device_mesh(spec.device.partition(":")[0], shape, mesh_dim_names=("fsdp", "tp"))
+        )  # fmt: skip
+        make = ShardedValueNetwork if policy else ShardedNetwork
+        network = self.network = make(
             spec.folder, self.mesh, dtype=getattr(torch, spec.dtype), temperature=spec.temperature,
             checkpointing=spec.checkpointing, offload=spec.offload, tick=self._tick,
         )  # fmt: skip
         self.boxes = Boxes(network.shapes, network.layout, network.rank, self._tick)
-        self.read(spec.folder)
-        network.check()
         slices = network.slices()
+        if policy:
+            own = policy.network.slices()
+            for name, tensor in slices.items():
+                tensor.copy_(own[name]) if name in own else tensor.zero_()
+        else:
+            self.read(spec.folder)
+        network.check()
         self.optimizer = ShardedAdamW(
             slices,
             matrices=frozenset(name for name, shape in network.shapes.items() if len(shape) >= 2),
@@ -117,7 +131,8 @@ class Rank:
     def close(self) -> None:
         import torch.distributed as dist
 
-        dist.destroy_process_group()
+        if self._policy is None:
+            dist.destroy_process_group()
 
     # ---- learning ----
 

@@ -19,14 +19,16 @@ from jurat.engine.learner import LocalLearner, Tally
 from jurat.engine.llama.learner import LlamaNetwork
 from jurat.engine.llama.weights import FlatWeights
 from jurat.engine.reshard import Layout, within
-from jurat.engine.simple.learner import SimpleNetwork
+from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork
 from jurat.platform.errors import ConfigError, ModelError, RunFailed
 from jurat.platform.recipe import Engine, Optim, SamplingPart
 from jurat.trainers.losses.clipped import Clipped
 from jurat.trainers.losses.cross_entropy import CrossEntropy
+from jurat.trainers.losses.value import ValueLoss
 
 GROUPS = [(9, (3, 5, 1)), (4, (4, 2)), (12, (2, 6))]
 OPTIM = Optim(lr=1e-2, schedule="linear", warmup_steps=1, weight_decay=0.01)
+CALM = Optim(lr=1e-3, weight_decay=0.01)
 WORLDS = [(1, 1), (2, 1), (4, 1), (4, 2)]
 OBJECTIVE = Clipped()
 
@@ -409,3 +411,56 @@ async def test_a_rank_killed_in_an_update_ends_it(open_ranks, group, make, tmp_p
             await update
         with pytest.raises(RunFailed, match="it goes on from its last checkpoint"):
             await learner.save(tmp_path / "late")
+
+
+# ---- critics -------------------------------------------------------------------------------------------------------
+
+
+def judged(make, **options):
+    mb = make.microbatch(GROUPS, **options)
+    draw, on = torch.Generator().manual_seed(5), mb.loss_mask.float()
+    columns = {name: torch.randn(len(on), generator=draw) * on for name in ("values", "returns")}
+    return dataclasses.replace(mb, **columns)
+
+
+@pytest.mark.parametrize(("ranks", "tp"), [(1, 1), (2, 1), (4, 2)])
+@pytest.mark.parametrize("vocabulary", [97, 98])
+async def test_a_critic_learns_beside_the_policy_as_in_one_process(open_ranks, make, tmp_path, ranks, tp, vocabulary):
+    """It begins with the policy as it is; their updates take turns and do not touch each other; it is saved and loaded."""
+    make.llama(vocab_size=vocabulary).save_pretrained(source := tmp_path / "model")
+    policy, batches = open_ranks(ranks, tp, folder=source), [judged(make, seed=seed) for seed in range(3)]
+    await policy.update(uneven(make, batches[0], policy.ranks), OBJECTIVE)
+    begun = whole(policy)
+    critic, optim = policy.critic(CALM, 8), ValueLoss(0.5)
+    network = SimpleValueNetwork(make.llama(vocab_size=vocabulary), dtype=torch.float32)
+    alone = LocalLearner(network, CALM, total=8, source=source, role="critic")
+    for name, view in network.views().items():
+        view.copy_(begun.get(name, torch.zeros(())))
+    assert make.distance(whole(critic), network.views()) == 0.0
+    assert not (await critic.score(((batches[0], *[make.slice(batches[0], 0, 3)] * (critic.ranks - 1)),)))[0][0].any()
+    for mb in batches:
+        report = await critic.update(uneven(make, mb, critic.ranks), optim)
+        wanted = await alone.update(((mb,),), optim)
+        assert report.role == "critic" and report.metrics == pytest.approx(dict(wanted.metrics), rel=1e-4, abs=1e-9)
+    assert make.distance(whole(critic), network.views()) < 5e-5  # Adam's first steps make gradients near 0 large
+    assert make.distance(whole(policy), begun) == 0.0
+    await critic.save(tmp_path / "critic")
+    await alone.load(tmp_path / "critic")
+    wanted = gradient_of_one(alone, batches[1], optim)
+    assert make.distance(gradient(critic, uneven(make, batches[1], critic.ranks), optim), wanted) < 1e-5
+    network.grad.zero_()
+    await critic.update(uneven(make, batches[0], critic.ranks), optim)
+    straight = whole(critic)
+    await critic.load(tmp_path / "critic")
+    await critic.update(uneven(make, batches[0], critic.ranks), optim)
+    assert make.distance(whole(critic), straight) == 0.0
+    await alone.update(((batches[0],),), optim)
+    assert make.distance(straight, network.views()) < 5e-5
+
+
+async def test_the_head_of_a_critic_is_never_rounded(open_ranks, make):
+    critic, mb = open_ranks(2, dtype="bfloat16").critic(OPTIM, 8), judged(make)
+    await critic.update(((mb, make.slice(mb, 0, 0)),), ValueLoss())
+    head = whole(critic)["score.weight"]
+    assert head.any() and not torch.equal(head, head.bfloat16().float())
+    assert (await critic.score(((mb, mb),)))[0][0].any()
