@@ -37,7 +37,7 @@ class LocalEngine:
     """The sampler itself: what it has to do at a publish depends on its own copies."""
     reference: Callable[[], Scorer]
     """Makes a scorer with a copy of the weights as they are now."""
-    critic: Callable[[Optim, int], LocalLearner]
+    critic: Callable[[Optim, int], LocalLearner | FsdpLearner]
     """(settings, optimiser steps) -> a value model that begins with the policy's weights as they are now."""
     info: Mapping[str, Any]
     """For doctor and the run record: path and why, threads, dtype, parameters."""
@@ -72,9 +72,10 @@ def build(
     tokenizer = HFTokenizer(folder)
     config = AutoConfig.from_pretrained(folder)
     reason = _why_simple(config, engine)
-    _refuse(engine, lora)
+    refuse(engine, lora)
     if engine.ranks > 1:
-        return _sharded(folder, engine, optim, sampling, total_steps, config, tokenizer, simple=reason)
+        made = sharded(folder, engine, optim, sampling, total_steps=total_steps, lora=lora, seed=seed)
+        return _sampled(made, folder, engine, sampling, config, simple=reason)
     make = _simple if reason else _fast
     compute.call(threads.set_up, count)
     adapters = layout(folder, lora) if lora else None
@@ -115,7 +116,7 @@ def build(
     )  # fmt: skip
 
 
-def _refuse(engine: Engine, lora: LoRA | None) -> None:
+def refuse(engine: Engine, lora: LoRA | None) -> None:
     """Raise ConfigError for keys that several ranks cannot honour."""
     if engine.ranks % engine.tp:
         raise ConfigError(f"{engine.ranks} ranks cannot be cut into groups of {engine.tp}", where="engine.tp",
@@ -143,38 +144,70 @@ def _single(what: str) -> ConfigError:
                        fix="set engine.ranks: 1")  # fmt: skip
 
 
-def _sharded(
-    folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, total_steps: int, config: PretrainedConfig,
-    tokenizer: HFTokenizer, *, simple: str,
-) -> LocalEngine:
-    """A learner cut over processes; the sampler, on either path, stays here."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharded:
+    """A learner over several ranks, without a sampler."""
+
+    tokenizer: HFTokenizer
+    learner: FsdpLearner
+    info: Mapping[str, Any]
+
+    def critic(self, optim: Optim, total_steps: int) -> FsdpLearner:
+        return self.learner.critic(optim, total_steps)
+
+    def close(self) -> None:
+        self.learner.close()
+
+
+def sharded(
+    folder: Path,
+    engine: Engine,
+    optim: Optim,
+    sampling: SamplingPart,
+    *,
+    total_steps: int,
+    lora: LoRA | None = None,
+    seed: int = 0,
+) -> Sharded:
+    """A learner cut over processes of this machine. Raises ModelError or ConfigError."""
+    from transformers import AutoConfig
+
     from jurat.engine.fsdp import home
 
+    refuse(engine, lora)
     count = threads.choose_threads(engine.threads)
-    compute.call(threads.set_up, count)
+    tokenizer = HFTokenizer(folder)
     learner = home.start(folder, engine, optim, sampling, total_steps=total_steps, count=count)
+    info = {
+        "path": "fsdp", "model": AutoConfig.from_pretrained(folder).model_type, "parameters": learner.parameters,
+        "dtype": engine.dtype, "device": engine.device, "threads": count, "ranks": engine.ranks, "tp": engine.tp,
+        "eos_ids": list(tokenizer.eos_ids), "max_length": tokenizer.max_length,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }  # fmt: skip
+    return Sharded(tokenizer=tokenizer, learner=learner, info=info)
+
+
+def _sampled(
+    made: Sharded, folder: Path, engine: Engine, sampling: SamplingPart, config: PretrainedConfig, *, simple: str
+) -> LocalEngine:
+    """A sampler, on either path, in this process, which pulls the weights of the ranks."""
+    from jurat.engine.fsdp import home
+
+    learner = made.learner
+    compute.call(threads.set_up, made.info["threads"])
     try:
         if simple:
             decoder = compute.call(lambda: home.simple_decoder(_load(folder, getattr(torch, engine.dtype), engine.device), learner))
         else:
             decoder = compute.call(home.fast_decoder, config, engine, learner)
     except BaseException:
-        learner.close()
+        made.close()
         raise
-
-    def critic(optim: Optim, total_steps: int) -> LocalLearner:
-        raise _single("a critic")
-
     sampler = BatchedSampler(Decoding(decoder, max_concurrent=sampling.max_concurrent))
-    info = {
-        "path": "fsdp", "sampler": "own", "why": simple, "model": config.model_type,
-        "parameters": learner.parameters, "dtype": engine.dtype, "kernels": decoder.kernels, "device": engine.device,
-        "threads": count, "ranks": engine.ranks, "tp": engine.tp, "eos_ids": list(tokenizer.eos_ids),
-        "max_length": tokenizer.max_length, "capability": torch.backends.cpu.get_cpu_capability(),
-    }
     return LocalEngine(
-        tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
-        reference=lambda: learner.keep("reference"), critic=critic, info=info,
+        tokenizer=made.tokenizer, sampler=sampler, learner=learner, link=sampler,
+        reference=lambda: learner.keep("reference"), critic=made.critic,
+        info={**made.info, "sampler": "own", "why": simple, "kernels": decoder.kernels},
     )  # fmt: skip
 
 

@@ -22,7 +22,15 @@ from jurat.engine.fsdp.optim import MOMENTS
 from jurat.engine.fsdp.worker import WIDEST, RankSpec, Updated, buckets_of, places_of, to_columns
 from jurat.engine.learner import Tally, reported, worth_training
 from jurat.engine.reshard import Carried, Layout, within
-from jurat.engine.tensorfile import digest_of, lay_out, record_digests, reserve, sync, write_side_files
+from jurat.engine.tensorfile import (
+    digest_of,
+    lay_out,
+    record_digests,
+    reserve,
+    sync,
+    write_side_files,
+    write_tensors,
+)
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import Optim
 from jurat.platform.types import FloatArray, Microbatch, Rounds, UpdateReport
@@ -39,6 +47,8 @@ class Hosts(Protocol):
 
     failed: str
     """Why they have ended; '' while they have not."""
+    moves: int
+    """Grows while ranks get further."""
 
     def meeting(self) -> str:
         """A new place where ranks find one another: a URL for torch.distributed."""
@@ -187,6 +197,15 @@ class FsdpLearner:
         self._everywhere("read", folder)
         self._everywhere("forget") if weights_only else self._everywhere("restore", folder)
 
+    async def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over the weights of another model of the same shapes, from whole tensors of this process."""
+        await self.run(self._fill, tensors)
+
+    def _fill(self, tensors: Mapping[str, Tensor]) -> None:
+        with tempfile.TemporaryDirectory(dir=_shared_folder(4 * self.parameters), prefix="jurat-weights-") as folder:
+            write_tensors(Path(folder) / "model.safetensors", tensors)
+            self._everywhere("read", Path(folder))
+
     # ---- publishing ----
 
     def pull(self, into: Mapping[str, Tensor]) -> Carried:
@@ -216,13 +235,17 @@ class FsdpLearner:
     def _share(self, dtypes: Mapping[str, torch.dtype]) -> np.memmap[Any, np.dtype[np.uint8]]:
         """One bucket of memory that all processes see."""
         size = min(BUCKET_BYTES, WIDEST * self.parameters)
-        folder = SHARED if SHARED.is_dir() and shutil.disk_usage(SHARED).free > 2 * size else None
-        with tempfile.NamedTemporaryFile(dir=folder, prefix="jurat-weights-") as file:
+        with tempfile.NamedTemporaryFile(dir=_shared_folder(size), prefix="jurat-weights-") as file:
             reserve(file.fileno(), size)
             self._everywhere(
                 "share", Path(file.name), {k: str(v).removeprefix("torch.") for k, v in dtypes.items()}, BUCKET_BYTES
             )
             return np.memmap(file.name, np.uint8, "r+")  # mapped everywhere: it needs no name any more
+
+
+def _shared_folder(size: int) -> Path | None:
+    """Where processes share ``size`` bytes: memory, else (None) the disk."""
+    return SHARED if SHARED.is_dir() and shutil.disk_usage(SHARED).free > 2 * size else None
 
 
 def trimmed(rounds: Rounds, objective: Objective) -> Rounds:
