@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -126,8 +127,9 @@ def refuse(engine: Engine, lora: LoRA | None) -> None:
             "engine.path: fast learns in one process; several ranks learn with the transformers model, cut by FSDP",
             where="engine.path", fix="set engine.path: auto (the sampler is then still the fast one), or engine.ranks: 1",
         )  # fmt: skip
-    if engine.ranks > 1 and lora:
-        raise _single("lora")
+    if engine.tp > 1 and lora:
+        raise ConfigError("adapters are cut over ranks by FSDP, not within layers", where="engine.tp",
+                          fix="set engine.tp: 1")  # fmt: skip
     if engine.ranks > 1 and engine.sampler == "vllm":  # closing vLLM ends torch's process groups
         raise ConfigError("engine.sampler: vllm goes with a learner in one process", where="engine.ranks",
                           fix="set engine.ranks: 1, or engine.sampler: own")  # fmt: skip
@@ -137,11 +139,6 @@ def refuse(engine: Engine, lora: LoRA | None) -> None:
     if engine.ranks > 1 and engine.device.startswith("cuda") and torch.cuda.device_count() < engine.ranks:
         raise ConfigError(f"{engine.ranks} ranks need a GPU each, this machine has {torch.cuda.device_count()}",
                           where="engine.ranks", fix="lower engine.ranks")  # fmt: skip
-
-
-def _single(what: str) -> ConfigError:
-    return ConfigError(f"{what} learns in one process, not over several ranks", where="engine.ranks",
-                       fix="set engine.ranks: 1")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +174,13 @@ def sharded(
     refuse(engine, lora)
     count = threads.choose_threads(engine.threads)
     tokenizer = HFTokenizer(folder)
-    learner = home.start(folder, engine, optim, sampling, total_steps=total_steps, count=count)
+    adapters = layout(folder, lora) if lora else None
+    learner = home.start(
+        folder, engine, optim, sampling, total_steps=total_steps, count=count, adapters=adapters, seed=seed
+    )
     info = {
         "path": "fsdp", "model": AutoConfig.from_pretrained(folder).model_type, "parameters": learner.parameters,
+        "trainable": sum(map(prod, learner.learned.values())), "lora": lora.model_dump() if lora else None,
         "dtype": engine.dtype, "device": engine.device, "threads": count, "ranks": engine.ranks, "tp": engine.tp,
         "eos_ids": list(tokenizer.eos_ids), "max_length": tokenizer.max_length,
         "capability": torch.backends.cpu.get_cpu_capability(),

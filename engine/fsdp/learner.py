@@ -96,12 +96,18 @@ class FsdpLearner:
         self.shapes, self.layout = opened[0]
 
     @property
+    def learned(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of what learns."""
+        return self.shapes
+
+    @property
     def parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def critic(self, optim: Optim, total: int) -> FsdpLearner:
         """A value model cut alike, which begins with the weights as they are now. It ends with this learner."""
-        return FsdpLearner(dataclasses.replace(self.spec, optim=optim, total=total), self.processes, policy=self)
+        spec = dataclasses.replace(self.spec, optim=optim, total=total, adapters=None)
+        return FsdpLearner(spec, self.processes, policy=self)
 
     def close(self) -> None:
         """End the ranks and their processes."""
@@ -175,19 +181,26 @@ class FsdpLearner:
 
     def _save(self, folder: Path) -> None:
         write_side_files(self.source, folder, dtype=torch.float32)
-        moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in self.shapes.items()}
-        for name, shapes, what in (("model", self.shapes, "weights"), ("optimizer", moments, "moments")):
-            path = folder / f"{name}.safetensors"
-            self._everywhere("write", path, what, lay_out(path, shapes, dtype=torch.float32))
-        counters = self._everywhere("counters")[0]
-        state = {"role": self.role, "optimizer": dict(counters), "moments": "named"}
-        (folder / "learner.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
-        large = ("model.safetensors", "optimizer.safetensors")
-        with ThreadPoolExecutor(len(large)) as hashing:
-            digests = dict(zip(large, hashing.map(lambda name: digest_of(folder / name), large), strict=True))
-        for name in large:
-            sync(folder / name)
+        moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in self.learned.items()}
+        files = {"model.safetensors": (self.shapes, "weights"), "optimizer.safetensors": (moments, "moments")}
+        digests = self._write(folder, files)
+        (folder / "learner.json").write_text(json.dumps(self.state(), indent=2, sort_keys=True) + "\n")
         record_digests(folder, digests)
+
+    def state(self) -> dict[str, Any]:
+        """What ``learner.json`` holds."""
+        return {"role": self.role, "optimizer": dict(self._everywhere("counters")[0]), "moments": "named"}
+
+    def _write(self, folder: Path, files: Mapping[str, tuple[Mapping[str, tuple[int, ...]], str]]) -> dict[str, str]:
+        """Have the ranks fill {name: (shapes, what)}; the digest of each, once it is on the disk."""
+        for name, (shapes, what) in files.items():
+            path = folder / name
+            self._everywhere("write", path, what, lay_out(path, shapes, dtype=torch.float32))
+        with ThreadPoolExecutor(len(files)) as hashing:
+            digests = dict(zip(files, hashing.map(lambda name: digest_of(folder / name), files), strict=True))
+        for name in files:
+            sync(folder / name)
+        return digests
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Continue from a checkpoint of any world size; ``weights_only`` starts optimiser and schedule anew."""

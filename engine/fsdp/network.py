@@ -67,7 +67,12 @@ class ShardedNetwork(SimpleNetwork):
         self.temperature, self.chunk, self.packs = temperature, chunk, True
         self.tolerance = 1e-3 if dtype == torch.float32 else 0.1  # states of another segment are all different ones
         silence(self.model, checkpointing=checkpointing)
-        self.shapes: Mapping[str, Shape] = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
+        learns = self.learning()
+        chosen = {id(parameter) for parameter in learns.values()}
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(id(parameter) in chosen)
+        self.shapes: Mapping[str, Shape] = {name: tuple(p.shape) for name, p in self.named().items()}
+        self.learned_shapes: Mapping[str, Shape] = {name: tuple(p.shape) for name, p in learns.items()}
         size, tp = mesh["fsdp"].size(), mesh["tp"].size()
         dims = tensor_parallel_dims(self.model, tp) if tp > 1 else {}
         self.vocabulary = tp > 1 and self.model.config.vocab_size % tp == 0
@@ -81,7 +86,7 @@ class ShardedNetwork(SimpleNetwork):
         )
         self.root = _Root(self.model)
         self._cut(mesh, dtype, offload=offload)
-        self.parameters = dict(self.model.named_parameters())
+        self.parameters, self._learning = self.named(), self.learning()
         for layer in layers_of(self.model):
             layer.register_forward_pre_hook(lambda *_: tick())
         self._agree()
@@ -89,6 +94,14 @@ class ShardedNetwork(SimpleNetwork):
     def made(self, folder: Path) -> PreTrainedModel:
         """The model without values."""
         return skeleton(folder)
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """{transformers name: parameter} of the model, tied ones once."""
+        return dict(self.model.named_parameters())
+
+    def learning(self) -> dict[str, nn.Parameter]:
+        """{name: parameter} of what learns."""
+        return self.named()
 
     def _ends(self) -> list[Any]:
         """Embedding and, where there is one, head."""
@@ -147,8 +160,9 @@ class ShardedNetwork(SimpleNetwork):
         return []
 
     def _agree(self) -> None:
-        for name, tensor in self.slices().items():
-            box = self.layout.box(name, self.shapes[name], self.rank)
+        shapes = {**self.shapes, **self.learned_shapes}
+        for name, tensor in {**self.slices(), **self.learned()}.items():
+            box = self.layout.box(name, shapes[name], self.rank)
             if tuple(tensor.shape) != tuple(stop - start for start, stop in box):
                 raise ModelError(f"torch cut {name!r} to {tuple(tensor.shape)}, the layout says {box}",
                                  fix="use a version of torch that constraints.txt names")  # fmt: skip
@@ -168,15 +182,33 @@ class ShardedNetwork(SimpleNetwork):
         return {name: local_of(parameter) for name, parameter in self.parameters.items()}
 
     @torch.no_grad()
+    def learned(self) -> dict[str, Tensor]:
+        """The same of what learns."""
+        return {name: local_of(parameter) for name, parameter in self._learning.items()}
+
+    def begin(self) -> None:
+        """Give what learns its first values, once the model has its own: here they are the same."""
+
+    @contextmanager
+    def bare(self) -> Iterator[None]:
+        """Within, the model is the one that the learner began with; only adapters can do that."""
+        raise NotImplementedError
+        yield
+
+    def published(self) -> Mapping[str, Tensor]:
+        """This rank's boxes of the model that samples and is stored. Collective."""
+        return self.slices()
+
+    @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
         """{name: this rank's box of the gradient, zeros before any backward pass}."""
         return {
             name: torch.zeros_like(local_of(p)) if p.grad is None else local_of(p.grad)
-            for name, p in self.parameters.items()
+            for name, p in self._learning.items()
         }
 
     def clear_gradients(self) -> None:
-        for parameter in self.parameters.values():
+        for parameter in self._learning.values():
             parameter.grad = None
 
     def logprobs(self, mb: Microbatch) -> Tensor:
@@ -238,7 +270,7 @@ def skeleton(folder: Path) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(folder)
     config.dtype = torch.float32
     try:
-        with _parameters_without_memory():
+        with parameters_without_memory():
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except ValueError as error:
         raise ModelError(str(error).splitlines()[0], where=str(folder)) from error
@@ -304,7 +336,8 @@ def _materialise(module: nn.Module, made: dict[nn.Parameter, nn.Parameter], devi
     for inner in module.modules():
         for name, parameter in inner.named_parameters(recurse=False):
             if parameter.is_meta and parameter not in made:
-                made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device))
+                empty = torch.empty_like(parameter, device=device)
+                made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             if parameter.is_meta:
                 setattr(inner, name, made[parameter])
     for inner in module.modules():
@@ -313,7 +346,7 @@ def _materialise(module: nn.Module, made: dict[nn.Parameter, nn.Parameter], devi
 
 
 @contextmanager
-def _parameters_without_memory() -> Iterator[None]:
+def parameters_without_memory() -> Iterator[None]:
     """Within, parameters are registered on the meta device; buffers are made as ever."""
     register = nn.Module.register_parameter
 

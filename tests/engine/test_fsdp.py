@@ -11,8 +11,9 @@ import signal
 import pytest
 import torch
 
-from jurat.engine import checkpoint, local
+from jurat.engine import checkpoint, local, lora
 from jurat.engine.fsdp.learner import FsdpLearner
+from jurat.engine.fsdp.lora import FsdpLoRALearner, names_of
 from jurat.engine.fsdp.processes import Processes
 from jurat.engine.fsdp.worker import RankSpec
 from jurat.engine.learner import LocalLearner, Tally
@@ -20,8 +21,9 @@ from jurat.engine.llama.learner import LlamaNetwork
 from jurat.engine.llama.weights import FlatWeights
 from jurat.engine.reshard import Layout, within
 from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork
+from jurat.engine.simple.lora import BareScorer, SimpleLoRA
 from jurat.platform.errors import ConfigError, ModelError, RunFailed
-from jurat.platform.recipe import Engine, Optim, SamplingPart
+from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 from jurat.trainers.losses.clipped import Clipped
 from jurat.trainers.losses.cross_entropy import CrossEntropy
 from jurat.trainers.losses.value import ValueLoss
@@ -93,7 +95,7 @@ def open_ranks(group, source):
     def open_ranks(ranks=2, tp=1, folder=source, **changes) -> FsdpLearner:
         leave()
         spec = RankSpec(folder=folder, ranks=ranks, tp=tp, optim=OPTIM, total=8, **{"dtype": "float32", **changes})
-        made.append(FsdpLearner(spec, group()))
+        made.append((FsdpLoRALearner if spec.adapters else FsdpLearner)(spec, group()))
         return made[-1]
 
     def leave() -> None:
@@ -384,13 +386,14 @@ def sampler_dims(shapes):
     ({"ranks": 3, "tp": 2}, "3 ranks cannot be cut into groups of 2"),
     ({"tp": 2}, "1 ranks cannot be cut into groups of 2"),
     ({"ranks": 2, "offload": True}, "from their GPUs to the CPU"),
+    ({"ranks": 2, "tp": 2}, "adapters are cut over ranks by FSDP, not within layers"),
 ])  # fmt: skip
 def test_what_ranks_cannot_do_is_refused_before_anything_starts(tmp_path, engine, why):
     from jurat.engine.tiny import save_tiny
 
     save_tiny(tmp_path / "tiny", hidden=64, layers=2)
     with pytest.raises(ConfigError, match=why):
-        local.build(tmp_path / "tiny", Engine(**engine), OPTIM, SamplingPart(), total_steps=1)
+        local.build(tmp_path / "tiny", Engine(**engine), OPTIM, SamplingPart(), total_steps=1, lora=LoRA())
 
 
 def test_models_that_cannot_be_cut_are_refused(open_ranks, make, group, tmp_path):
@@ -464,3 +467,81 @@ async def test_the_head_of_a_critic_is_never_rounded(open_ranks, make):
     head = whole(critic)["score.weight"]
     assert head.any() and not torch.equal(head, head.bfloat16().float())
     assert (await critic.score(((mb, mb),)))[0][0].any()
+
+
+# ---- adapters ------------------------------------------------------------------------------------------------------
+
+ADAPTERS = LoRA(rank=3, alpha=7.5)
+
+
+def adapted(model, source) -> lora.LoRALearner:
+    layout = lora.layout(source, ADAPTERS)
+    network = SimpleLoRA(model, layout, dtype=torch.float32)
+    return lora.LoRALearner(network, OPTIM, total=8, source=source, layout=layout, seed=5)
+
+
+def adapters_of(learner: lora.LoRALearner) -> dict[str, torch.Tensor]:
+    pairs = learner.network.pairs().items()
+    return {name: tensor for layer, pair in pairs for name, tensor in zip(names_of(layer), pair, strict=True)}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+async def test_adapters_learn_over_ranks_as_in_one_process(open_ranks, make, tmp_path, ranks):
+    """The model stays as it is, its reference costs nothing, and what is published is merged."""
+    calm = make.llama(initializer_range=0.1)
+    calm.save_pretrained(source := tmp_path / "model")
+    learner = open_ranks(ranks, folder=source, adapters=lora.layout(source, ADAPTERS), seed=5)
+    reference, alone = learner.keep("reference"), adapted(make.llama(initializer_range=0.1), source)
+    assert make.distance(whole(learner), {name: p.detach() for name, p in calm.named_parameters()}) == 0.0
+    for seed in range(3):
+        mb = make.microbatch(GROUPS, seed=seed)
+        report = await learner.update(uneven(make, mb, ranks), OBJECTIVE)
+        wanted = await alone.update(((mb,),), OBJECTIVE)
+        assert report.metrics == pytest.approx(dict(wanted.metrics), rel=1e-3)
+    assert make.distance(whole(learner), dict(alone.network.views())) < 1e-5
+    rounds = ((mb, *[make.slice(mb, 0, 0)] * (ranks - 1)),)
+    before, bare = (await learner.score(rounds))[0][0], (await BareScorer(alone.network).score(((mb,),)))[0][0]
+    torch.testing.assert_close((await reference.score(rounds))[0][0], bare, rtol=0, atol=3e-5)
+    assert ((await learner.score(rounds))[0][0] == before).all() and abs(before - bare).max() > 1e-3
+
+    await alone.save(tmp_path / "one")
+    await learner.load(tmp_path / "one")
+    alone.network.grad.zero_()
+    alone.network.backward(mb, OBJECTIVE, Tally())
+    wanted = {name: p.grad.clone() for name, p in adapters_of(alone).items()}
+    found = {name: torch.full(shape, torch.nan) for name, shape in learner.learned.items()}
+    for boxes in learner.wait(learner._dealt, "gradients", uneven(make, mb, ranks), OBJECTIVE):
+        for name, (box, values) in boxes.items():
+            within(found[name], tuple((0, size) for size in found[name].shape), box).copy_(torch.from_numpy(values))
+    assert make.distance(found, wanted) < 1e-5
+
+
+async def test_adapters_go_on_at_any_number_of_ranks(open_ranks, make, tmp_path):
+    make.llama(initializer_range=0.1).save_pretrained(source := tmp_path / "model")
+    layout, batches = lora.layout(source, ADAPTERS), [make.microbatch(GROUPS, seed=seed) for seed in range(2)]
+    learner = open_ranks(2, folder=source, adapters=layout, seed=5)
+    await learner.update(uneven(make, batches[0], 2), OBJECTIVE)
+    await learner.save(tmp_path / "two")
+    assert sum(path.stat().st_size for path in (tmp_path / "two").glob("*.safetensors")) == pytest.approx(
+        learner.checkpoint_bytes, rel=0.1
+    )
+    saved = whole(learner)
+    await learner.update(uneven(make, batches[1], 2), OBJECTIVE)
+    straight = whole(learner)
+    alone = adapted(make.llama(initializer_range=0.1), source)
+    await alone.load(tmp_path / "two")
+    assert make.distance(dict(alone.network.views()), saved) < 1e-6
+    await alone.save(tmp_path / "one")
+    await alone.update(((batches[1],),), OBJECTIVE)
+    assert make.distance(dict(alone.network.views()), straight) < 1e-5
+    other = open_ranks(4, folder=source, adapters=layout, seed=6)
+    await other.load(tmp_path / "one")
+    await other.update(uneven(make, batches[1], 4), OBJECTIVE)
+    assert make.distance(whole(other), straight) < 1e-5
+    await other.load(tmp_path / "two", weights_only=True)  # the next stage: merged, with adapters of its own
+    assert make.distance(whole(other), saved) == 0.0
+    with pytest.raises(RunFailed, match="the adapter of this checkpoint belongs to another model"):
+        await other.load(tmp_path / "one")
+    critic = other.critic(CALM, 8)
+    begun = whole(critic)
+    assert not begun.pop("score.weight").any() and make.distance(begun, saved) == 0.0
