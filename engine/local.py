@@ -198,7 +198,9 @@ def _sampled(
     compute.call(threads.set_up, made.info["threads"])
     try:
         if simple:
-            decoder = compute.call(lambda: home.simple_decoder(_load(folder, getattr(torch, engine.dtype), engine.device), learner))
+            decoder = compute.call(
+                lambda: home.simple_decoder(_load(folder, getattr(torch, engine.dtype), engine.device), learner)
+            )
         else:
             decoder = compute.call(home.fast_decoder, config, engine, learner)
     except BaseException:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -39,6 +40,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 BUCKET_BYTES = 1 << 26
 """Weights on their way to the sampler: shared memory that a publish takes."""
+POLL_SECONDS = 0.2
+"""Between questions whether a checkpoint is written; each waits for the update that runs."""
 SHARED = Path("/dev/shm")
 
 
@@ -177,30 +180,41 @@ class FsdpLearner:
 
     async def save(self, folder: Path) -> None:
         """What ``LocalLearner.save`` writes, moments by name; each rank writes its slices into the laid-out files."""
-        await self.run(self._save, folder)
+        await (await self.stage(folder))
 
-    def _save(self, folder: Path) -> None:
-        write_side_files(self.source, folder, dtype=torch.float32)
-        moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in self.learned.items()}
-        files = {"model.safetensors": (self.shapes, "weights"), "optimizer.safetensors": (moments, "moments")}
-        digests = self._write(folder, files)
+    async def stage(self, folder: Path) -> Coroutine[Any, Any, None]:
+        """Copy what ``save`` writes to memory of the CPU and begin to write it: later updates do not reach it.
+
+        What this returns ends when all is on the disk; until then ranks hold a copy of their slices and moments.
+        """
+        await self.run(self._stage, folder)
+        return self._settled(folder)
+
+    def _stage(self, folder: Path) -> None:
+        self.write_side_files(folder)
+        files = [
+            (folder / name, what, lay_out(folder / name, shapes, dtype=torch.float32))
+            for name, (shapes, what) in self.files().items()
+        ]
+        self._everywhere("stage", files)
         (folder / "learner.json").write_text(json.dumps(self.state(), indent=2, sort_keys=True) + "\n")
-        record_digests(folder, digests)
+
+    async def _settled(self, folder: Path) -> None:
+        while not all(await self.run(self._everywhere, "staged")):
+            await asyncio.sleep(POLL_SECONDS)
+        await asyncio.to_thread(seal, folder, list(self.files()))
+
+    def files(self) -> dict[str, tuple[Mapping[str, tuple[int, ...]], str]]:
+        """{file of a checkpoint: (shapes of its tensors, what they are)}."""
+        moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in self.learned.items()}
+        return {"model.safetensors": (self.shapes, "weights"), "optimizer.safetensors": (moments, "moments")}
+
+    def write_side_files(self, folder: Path) -> None:
+        write_side_files(self.source, folder, dtype=torch.float32)
 
     def state(self) -> dict[str, Any]:
         """What ``learner.json`` holds."""
         return {"role": self.role, "optimizer": dict(self._everywhere("counters")[0]), "moments": "named"}
-
-    def _write(self, folder: Path, files: Mapping[str, tuple[Mapping[str, tuple[int, ...]], str]]) -> dict[str, str]:
-        """Have the ranks fill {name: (shapes, what)}; the digest of each, once it is on the disk."""
-        for name, (shapes, what) in files.items():
-            path = folder / name
-            self._everywhere("write", path, what, lay_out(path, shapes, dtype=torch.float32))
-        with ThreadPoolExecutor(len(files)) as hashing:
-            digests = dict(zip(files, hashing.map(lambda name: digest_of(folder / name), files), strict=True))
-        for name in files:
-            sync(folder / name)
-        return digests
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Continue from a checkpoint of any world size; ``weights_only`` starts optimiser and schedule anew."""
@@ -254,6 +268,17 @@ class FsdpLearner:
                 "share", Path(file.name), {k: str(v).removeprefix("torch.") for k, v in dtypes.items()}, BUCKET_BYTES
             )
             return np.memmap(file.name, np.uint8, "r+")  # mapped everywhere: it needs no name any more
+
+
+def seal(folder: Path, large: Sequence[str]) -> None:
+    """See that files of ``folder``, those of ``large`` written by others, are on the disk; record their digests."""
+    with ThreadPoolExecutor(len(large)) as hashing:
+        digests = dict(zip(large, hashing.map(lambda name: digest_of(folder / name), large), strict=True))
+    for name in large:
+        sync(folder / name)
+    for part in {Path(name).parent for name in large}:
+        known = {Path(name).name: digest for name, digest in digests.items() if Path(name).parent == part}
+        record_digests(folder / part, known)
 
 
 def _shared_folder(size: int) -> Path | None:

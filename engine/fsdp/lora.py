@@ -19,7 +19,6 @@ from jurat.engine.fsdp.network import ShardedNetwork, local_of, parameters_witho
 from jurat.engine.fsdp.storing import opened
 from jurat.engine.lora import FOLDER, PREFIX, Layout, Merged, initialise, refuse_base
 from jurat.engine.reshard import within
-from jurat.engine.tensorfile import record_digests
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -126,12 +125,13 @@ class FsdpLoRALearner(FsdpLearner):
     def state(self) -> dict[str, Any]:
         return {**super().state(), "base": self._base_digest()}
 
-    def _save(self, folder: Path) -> None:
-        super()._save(folder)
-        adapter = folder / FOLDER
-        adapter.mkdir()
-        self.adapters.peft(str(self._began)).save_pretrained(str(adapter))
-        record_digests(adapter, self._write(adapter, {WEIGHTS: (self.learned, "adapter")}))
+    def files(self) -> dict[str, tuple[Mapping[str, tuple[int, ...]], str]]:
+        return {**super().files(), f"{FOLDER}/{WEIGHTS}": (self.learned, "adapter")}
+
+    def write_side_files(self, folder: Path) -> None:
+        super().write_side_files(folder)
+        (folder / FOLDER).mkdir()
+        self.adapters.peft(str(self._began)).save_pretrained(str(folder / FOLDER))
 
     def _load(self, folder: Path, weights_only: bool) -> None:
         if weights_only:

@@ -78,7 +78,9 @@ class ShardedNetwork(SimpleNetwork):
         self.vocabulary = tp > 1 and self.model.config.vocab_size % tp == 0
         """Whether embedding and head are cut along the vocabulary too; else every tensor-parallel rank has them whole."""
         if self.vocabulary:
-            dims |= {name: 0 for name, p in self.model.named_parameters() if any(p is end.weight for end in self._ends())}
+            dims |= {
+                name: 0 for name, p in self.model.named_parameters() if any(p is end.weight for end in self._ends())
+            }
         self.layout = Layout(fsdp=size, tp=tp, dims=dims)
         self.rank = mesh["fsdp"].get_local_rank() * tp + mesh["tp"].get_local_rank()
         self.device = (

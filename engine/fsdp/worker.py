@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -90,6 +91,8 @@ class Rank:
         self._buckets: tuple[Bucket, ...] = ()
         self._dtypes: dict[str, torch.dtype] = {}
         self._published: Mapping[str, Tensor] = {}
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
         self._policy = policy
         if policy is not None:
             self._build()
@@ -145,6 +148,7 @@ class Rank:
     def close(self) -> None:
         import torch.distributed as dist
 
+        self.writer.shutdown()
         if self._policy is None:
             dist.destroy_process_group()
 
@@ -181,10 +185,7 @@ class Rank:
         gradients = self.network.gradients()
         self._sum_partial(gradients)
         self.network.clear_gradients()
-        return {
-            name: (self.learned.box(name), gradient.cpu().numpy())
-            for name, gradient in gradients.items()
-        }
+        return {name: (self.learned.box(name), gradient.cpu().numpy()) for name, gradient in gradients.items()}
 
     def _sum_partial(self, gradients: Mapping[str, Tensor]) -> None:
         import torch.distributed as dist
@@ -237,18 +238,33 @@ class Rank:
 
     # ---- storing ----
 
-    def write(self, path: Path, what: str, offsets: Mapping[str, int]) -> None:
-        """Write this rank's boxes of ``what`` (weights, adapter, moments) into a safetensors file that is laid out already.
+    def stage(self, files: Sequence[tuple[Path, str, Mapping[str, int]]]) -> None:
+        """Copy this rank's boxes of each (safetensors file that is laid out, what: weights, adapter or moments, {name: its
+        first byte}), and write the copies in a thread of their own. No other rank writes the same bytes."""
+        assert self._writing is None or self._writing.done()
+        copies: list[tuple[Boxes, Path, dict[str, Tensor], Mapping[str, int], str]] = []
+        for path, what, offsets in files:
+            if what == "weights":
+                copies.append((self.boxes, path, self.boxes.copied(self.network.published()), offsets, ""))
+            elif what == "adapter":
+                copies.append((self.learned, path, self.learned.copied(self.network.learned()), offsets, ""))
+            else:
+                for moment, tensors in self.optimizer.moments().items():
+                    copies.append((self.learned, path, self.learned.copied(tensors), offsets, f"{moment}."))
 
-        ``offsets`` are those of each tensor's first byte in the file. No other rank writes the same bytes.
-        """
-        if what == "weights":
-            self.boxes.write(path, self.network.published(), offsets)
-        elif what == "adapter":
-            self.learned.write(path, self.network.learned(), offsets)
-        else:
-            for moment, tensors in self.optimizer.moments().items():
-                self.learned.write(path, tensors, offsets, prefix=f"{moment}.")
+        def write() -> None:
+            while copies:
+                boxes, path, tensors, offsets, prefix = copies.pop(0)
+                boxes.write(path, tensors, offsets, prefix=prefix)
+
+        self._writing = self.writer.submit(write)
+
+    def staged(self) -> bool:
+        """Whether what was staged last is written. Raises what its writing raised."""
+        if self._writing is None or not self._writing.done():
+            return self._writing is None
+        self._writing.result()
+        return True
 
     def read(self, folder: Path) -> None:
         """Fill the slices from the weights of an HF folder. Raises ModelError."""

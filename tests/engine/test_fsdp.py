@@ -7,6 +7,8 @@ import dataclasses
 import itertools
 import os
 import signal
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +17,14 @@ from jurat.engine import checkpoint, local, lora
 from jurat.engine.fsdp.learner import FsdpLearner
 from jurat.engine.fsdp.lora import FsdpLoRALearner, names_of
 from jurat.engine.fsdp.processes import Processes
-from jurat.engine.fsdp.worker import RankSpec
+from jurat.engine.fsdp.worker import Rank, RankSpec, to_columns
 from jurat.engine.learner import LocalLearner, Tally
 from jurat.engine.llama.learner import LlamaNetwork
 from jurat.engine.llama.weights import FlatWeights
 from jurat.engine.reshard import Layout, within
 from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork
 from jurat.engine.simple.lora import BareScorer, SimpleLoRA
+from jurat.engine.tensorfile import lay_out, load_tensors
 from jurat.platform.errors import ConfigError, ModelError, RunFailed
 from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 from jurat.trainers.losses.clipped import Clipped
@@ -329,6 +332,52 @@ async def test_checkpoints_of_ranks_are_whole_and_exported(open_ranks, make, tmp
     weights = FlatWeights.from_folder(tmp_path / "out", dtype=torch.float32)
     for name, tensor in whole(learner).items():
         assert torch.equal(weights.views(weights.master)[name], tensor.bfloat16().float())
+
+
+def test_what_is_staged_is_written_as_it_was(make, source, tmp_path):
+    """The writer is held back until an update has changed weights, moments and counters."""
+    spec = RankSpec(folder=source, ranks=1, optim=OPTIM, total=8, dtype="float32", rendezvous=f"file://{tmp_path}/meet")
+    rank, mb, go_on = Rank(spec), to_columns(make.microbatch(GROUPS)), threading.Event()
+    try:
+        rank.update([mb], OBJECTIVE)
+        before = {name: tensor.clone() for name, tensor in rank.network.slices().items()}
+        moment = {name: tensor.clone() for name, tensor in rank.optimizer.moments()["exp_avg"].items()}
+        shapes = rank.network.shapes
+        named = {f"{m}.{name}": shape for m in ("exp_avg", "exp_avg_sq") for name, shape in shapes.items()}
+        weights, moments = tmp_path / "weights.safetensors", tmp_path / "moments.safetensors"
+        rank.writer.submit(go_on.wait)
+        rank.stage([
+            (weights, "weights", lay_out(weights, shapes, dtype=torch.float32)),
+            (moments, "moments", lay_out(moments, named, dtype=torch.float32)),
+        ])  # fmt: skip
+        rank.update([mb], OBJECTIVE)
+        assert make.distance(rank.network.slices(), before) > 1e-3 and not rank.staged()
+        go_on.set()
+        while not rank.staged():
+            pass
+        assert make.distance(load_tensors(weights, dtype=torch.float32), before) == 0.0
+        written = load_tensors(moments, dtype=torch.float32)
+        assert make.distance({name: written[f"exp_avg.{name}"] for name in moment}, moment) == 0.0
+    finally:
+        go_on.set()
+        rank.close()
+
+
+async def test_a_rank_killed_while_a_checkpoint_is_written_leaves_the_one_before(open_ranks, group, make, tmp_path):
+    learner, store = open_ranks(2), checkpoint.FolderCheckpoints(tmp_path / "c")
+    await store.save(step=1, learners={"policy": learner}, source={"at": 1})
+    rounds = uneven(make, make.microbatch(GROUPS), 2)
+    writing = await store.begin(step=2, learners={"policy": learner}, source={"at": 2})
+    assert not writing.done()
+    await learner.update(rounds, OBJECTIVE)
+    assert (await writing).step == 2 and checkpoint.latest(tmp_path / "c").step == 2
+    writing = await store.begin(step=3, learners={"policy": learner}, source={"at": 3})
+    os.kill(group().pids[1], signal.SIGKILL)
+    with pytest.raises(RunFailed, match="rank 1 was killed by SIGKILL"):
+        await writing
+    said: list[str] = []
+    found = checkpoint.latest(tmp_path / "c", report=said.append)
+    assert (found.step, said) == (2, []) and checkpoint.state_of(Path(found.path)) == {"at": 2}
 
 
 async def test_another_model_is_refused_by_every_rank_and_the_group_goes_on(open_ranks, make, tmp_path):
