@@ -10,6 +10,7 @@ peak of a rank is that of its process, imports (about 0.5 GiB) included.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -68,13 +69,25 @@ def measure(learner: FsdpLearner, tokens: int) -> dict[str, Any]:
     row |= {"pull_MB": pulled.bytes_received // 10**6, "pull_s": round(pulled.seconds, 3)}
     row["pull_MB_per_s"] = round(pulled.bytes_received / pulled.seconds / 1e6)
     with TemporaryDirectory() as scratch:
-        began = time.perf_counter()
-        learner.wait(learner._save, Path(scratch))
-        row |= {"save_MB": learner.checkpoint_bytes // 10**6, "save_s": round(time.perf_counter() - began, 2)}
+        seconds = asyncio.run(saved(learner, Path(scratch)))
+        row |= {
+            "save_MB": learner.checkpoint_bytes // 10**6,
+            "stage_s": round(seconds[0], 2),
+            "save_s": round(seconds[1], 2),
+        }
     if learner.spec.ranks > 1:
         row |= resharding(learner)
     row["peak_MiB"] = max(each["host"] for each in learner.wait(learner._everywhere, "peaks")) // MIB
     return row
+
+
+async def saved(learner: FsdpLearner, folder: Path) -> tuple[float, float]:
+    """Seconds until updates may go on, and until all is on the disk."""
+    began = time.perf_counter()
+    written = await learner.stage(folder)
+    staged = time.perf_counter() - began
+    await written
+    return staged, time.perf_counter() - began
 
 
 def resharding(learner: FsdpLearner) -> dict[str, Any]:

@@ -8,17 +8,19 @@
         manifest.json   {"format", "step", "parent", "files": {path: sha256}}
 
 A checkpoint is written beside its place, synced to disk, and renamed into it: a process killed at any moment leaves
-the one before untouched. Nothing is pickled.
+the one before untouched. Where learners can stage it is written while they go on learning. Nothing is pickled.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ import torch
 from jurat.engine.tensorfile import DIGESTS, digest_of, load_tensors, sync, write_side_files, write_tensors
 from jurat.platform import faults
 from jurat.platform.errors import RunFailed
-from jurat.platform.ports import Learner, State
+from jurat.platform.ports import Learner, Stages, State
 from jurat.platform.types import CheckpointRef
 
 FORMAT = 1
@@ -45,7 +47,15 @@ class FolderCheckpoints:
         self.folder, self.keep, self.parent, self.meta = folder, keep, parent, dict(meta or {})
 
     async def save(self, *, step: int, learners: Mapping[str, Learner], source: State) -> CheckpointRef:
-        """Raises RunFailed when the disk is full; the checkpoints that were there stay as they were."""
+        return await (await self.begin(step=step, learners=learners, source=source))
+
+    async def begin(
+        self, *, step: int, learners: Mapping[str, Learner], source: State
+    ) -> asyncio.Future[CheckpointRef]:
+        """The checkpoint, to be awaited before the next is begun: done already, or in writing where learners stage.
+
+        Raises RunFailed when the disk is full, here or when awaited; the checkpoints that were there stay as they were.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         for stale in self.folder.glob(".step-*"):  # of a process that was killed
             shutil.rmtree(stale)
@@ -53,21 +63,46 @@ class FolderCheckpoints:
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             raise _disk_full(self.folder, f"{needed >> 20} MiB are needed and {free >> 20} MiB free")
-        final, draft = self.folder / f"step-{step:06d}", self.folder / f".step-{step:06d}"
-        try:
+        draft = self.folder / f".step-{step:06d}"
+        written: list[Awaitable[None]] = []
+        with self._drafting(draft):
             for role, learner in learners.items():
-                await learner.save(draft / role)
+                if isinstance(learner, Stages):
+                    written.append(await learner.stage(draft / role))
+                else:
+                    await learner.save(draft / role)
                 faults.point("checkpoint.mid_write")
             _write_json(draft / "state.json", {"source": source, "meta": self.meta})
-            files = dict(_digests(draft))
-            manifest = {"format": FORMAT, "step": step, "parent": self.parent, "files": files}
-            _write_json(draft / "manifest.json", manifest)
-            sync(draft)
+        if written:
+            return asyncio.create_task(self._written(draft, step, written))
+        done: asyncio.Future[CheckpointRef] = asyncio.get_running_loop().create_future()
+        done.set_result(self._finish(draft, step))
+        return done
+
+    async def _written(self, draft: Path, step: int, written: Sequence[Awaitable[None]]) -> CheckpointRef:
+        with self._drafting(draft):
+            for each in written:
+                await each
+        return await asyncio.to_thread(self._finish, draft, step)
+
+    @contextmanager
+    def _drafting(self, draft: Path) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
             if error.errno in NO_ROOM:
                 raise _disk_full(self.folder, error.strerror or "no space left") from error
             raise
+
+    def _finish(self, draft: Path, step: int) -> CheckpointRef:
+        """Once all files are there: name them with their digests, and rename."""
+        final = self.folder / f"step-{step:06d}"
+        with self._drafting(draft):
+            files = dict(_digests(draft))
+            manifest = {"format": FORMAT, "step": step, "parent": self.parent, "files": files}
+            _write_json(draft / "manifest.json", manifest)
+            sync(draft)
         digest = digest_of(draft / "manifest.json")
         faults.point("checkpoint.before_rename")
         replaced = self.folder / f"{final.name}.replaced"

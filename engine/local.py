@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,7 +40,7 @@ class LocalEngine:
     """The sampler itself: what it has to do at a publish depends on its own copies."""
     reference: Callable[[], Scorer]
     """Makes a scorer with a copy of the weights as they are now."""
-    critic: Callable[[Optim, int], LocalLearner]
+    critic: Callable[[Optim, int], LocalLearner | FsdpLearner]
     """(settings, optimiser steps) -> a value model that begins with the policy's weights as they are now."""
     info: Mapping[str, Any]
     """For doctor and the run record: path and why, threads, dtype, parameters."""
@@ -83,9 +84,11 @@ def build(
     tokenizer = HFTokenizer(folder)
     config = AutoConfig.from_pretrained(folder)
     reason = _why_simple(config, engine)
-    _refuse(engine, lora)
+    refuse(engine, lora)
     if engine.ranks > 1:
-        return _sharded(folder, engine, optim, sampling, total_steps, config, tokenizer, lane, count, simple=reason)
+        own = engine.model_copy(update={"threads": count})
+        made = sharded(folder, own, optim, sampling, total_steps=total_steps, lora=lora, seed=seed)
+        return _sampled(made, folder, engine, sampling, config, lane, simple=reason)
     make = _simple if reason else _fast
     compute.call(threads.set_up, count)
     adapters = layout(folder, lora) if lora else None
@@ -126,7 +129,7 @@ def build(
     )  # fmt: skip
 
 
-def _refuse(engine: Engine, lora: LoRA | None) -> None:
+def refuse(engine: Engine, lora: LoRA | None) -> None:
     """Raise ConfigError for keys that several ranks cannot honour."""
     if engine.ranks % engine.tp:
         raise ConfigError(f"{engine.ranks} ranks cannot be cut into groups of {engine.tp}", where="engine.tp",
@@ -136,8 +139,9 @@ def _refuse(engine: Engine, lora: LoRA | None) -> None:
             "engine.path: fast learns in one process; several ranks learn with the transformers model, cut by FSDP",
             where="engine.path", fix="set engine.path: auto (the sampler is then still the fast one), or engine.ranks: 1",
         )  # fmt: skip
-    if engine.ranks > 1 and lora:
-        raise _single("lora")
+    if engine.tp > 1 and lora:
+        raise ConfigError("adapters are cut over ranks by FSDP, not within layers", where="engine.tp",
+                          fix="set engine.tp: 1")  # fmt: skip
     if engine.ranks > 1 and engine.sampler == "vllm":  # closing vLLM ends torch's process groups
         raise ConfigError("engine.sampler: vllm goes with a learner in one process", where="engine.ranks",
                           fix="set engine.ranks: 1, or engine.sampler: own")  # fmt: skip
@@ -149,42 +153,76 @@ def _refuse(engine: Engine, lora: LoRA | None) -> None:
                           where="engine.ranks", fix="lower engine.ranks")  # fmt: skip
 
 
-def _single(what: str) -> ConfigError:
-    return ConfigError(f"{what} learns in one process, not over several ranks", where="engine.ranks",
-                       fix="set engine.ranks: 1")  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharded:
+    """A learner over several ranks, without a sampler."""
+
+    tokenizer: HFTokenizer
+    learner: FsdpLearner
+    info: Mapping[str, Any]
+
+    def critic(self, optim: Optim, total_steps: int) -> FsdpLearner:
+        return self.learner.critic(optim, total_steps)
+
+    def close(self) -> None:
+        self.learner.close()
 
 
-def _sharded(
-    folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, total_steps: int, config: PretrainedConfig,
-    tokenizer: HFTokenizer, lane: compute.Lane, count: int, *, simple: str,
-) -> LocalEngine:
-    """A learner cut over processes; the sampler, on either path, stays here."""
+def sharded(
+    folder: Path,
+    engine: Engine,
+    optim: Optim,
+    sampling: SamplingPart,
+    *,
+    total_steps: int,
+    lora: LoRA | None = None,
+    seed: int = 0,
+) -> Sharded:
+    """A learner cut over processes of this machine. Raises ModelError or ConfigError."""
+    from transformers import AutoConfig
+
     from jurat.engine.fsdp import home
 
-    compute.call(threads.set_up, count)
-    learner = home.start(folder, engine, optim, sampling, total_steps=total_steps, count=count)
+    refuse(engine, lora)
+    count = threads.choose_threads(engine.threads)
+    tokenizer = HFTokenizer(folder)
+    adapters = layout(folder, lora) if lora else None
+    learner = home.start(
+        folder, engine, optim, sampling, total_steps=total_steps, count=count, adapters=adapters, seed=seed
+    )
+    info = {
+        "path": "fsdp", "model": AutoConfig.from_pretrained(folder).model_type, "parameters": learner.parameters,
+        "trainable": sum(map(prod, learner.learned.values())), "lora": lora.model_dump() if lora else None,
+        "dtype": engine.dtype, "device": engine.device, "threads": count, "ranks": engine.ranks, "tp": engine.tp,
+        "eos_ids": list(tokenizer.eos_ids), "max_length": tokenizer.max_length,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }  # fmt: skip
+    return Sharded(tokenizer=tokenizer, learner=learner, info=info)
+
+
+def _sampled(
+    made: Sharded, folder: Path, engine: Engine, sampling: SamplingPart, config: PretrainedConfig,
+    lane: compute.Lane, *, simple: str,
+) -> LocalEngine:
+    """A sampler, on either path, in this process, which pulls the weights of the ranks."""
+    from jurat.engine.fsdp import home
+
+    learner = made.learner
+    compute.call(threads.set_up, made.info["threads"])
     try:
         if simple:
             decoder = lane.call(lambda: home.simple_decoder(_load(folder, getattr(torch, engine.dtype), engine.device), learner))
         else:
             decoder = lane.call(home.fast_decoder, config, engine, learner)
     except BaseException:
-        learner.close()
+        made.close()
         raise
 
-    def critic(optim: Optim, total_steps: int) -> LocalLearner:
-        raise _single("a critic")
-
     sampler = BatchedSampler(Decoding(decoder, max_concurrent=sampling.max_concurrent), lane)
-    info = {
-        "path": "fsdp", "sampler": "own", "why": simple, "model": config.model_type,
-        "parameters": learner.parameters, "dtype": engine.dtype, "kernels": decoder.kernels, "device": engine.device,
-        "threads": count, "ranks": engine.ranks, "tp": engine.tp, "eos_ids": list(tokenizer.eos_ids),
-        "max_length": tokenizer.max_length, "capability": torch.backends.cpu.get_cpu_capability(),
-    }
     return LocalEngine(
-        tokenizer=tokenizer, sampler=sampler, learner=learner, link=sampler,
-        reference=lambda: learner.keep("reference"), critic=critic, info=info,
+        tokenizer=made.tokenizer, sampler=sampler, learner=learner, link=sampler,
+        reference=lambda: learner.keep("reference"), critic=made.critic,
+        info={**made.info, "sampler": "own", "why": simple, "kernels": decoder.kernels},
     )  # fmt: skip
 
 

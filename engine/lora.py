@@ -179,6 +179,16 @@ class AdaptedNetwork(Network, Protocol):
         ...
 
 
+def refuse_base(found: str | None, own: str, *, began: Path, folder: Path) -> None:
+    """Raise RunFailed where the frozen model of a checkpoint is not the learner's own."""
+    if found != own:
+        raise RunFailed(
+            f"the adapter of this checkpoint belongs to another model than {began}", where=str(folder),
+            fix="restore the model or the checkpoint that the stage began with, or begin a run from an export: "
+            "its weights are merged",
+        )  # fmt: skip
+
+
 class LoRALearner(LocalLearner):
     """Its folders hold the merged model (so that an export or a next stage reads them as any other), the adapter as peft
     reads it, and the adapter's optimiser; going on needs the model that the stage began with."""
@@ -223,15 +233,18 @@ class LoRALearner(LocalLearner):
 
     def _restore(self, folder: Path) -> None:
         state = json.loads((folder / "learner.json").read_text())
-        if state.get("base") != self._base_digest():
-            raise RunFailed(
-                f"the adapter of this checkpoint belongs to another model than {self._began}", where=str(folder),
-                fix="restore the model or the checkpoint that the stage began with, or begin a run from an export: "
-                "its weights are merged",
-            )  # fmt: skip
+        refuse_base(state.get("base"), self._base_digest(), began=self._began, folder=folder)
+        adapter, moments = self._adapter(), self.optimizer.tensors()
         with torch.no_grad():
-            read_tensors(folder / FOLDER / "adapter_model.safetensors", self._adapter())
-        read_tensors(folder / "optimizer.safetensors", self.optimizer.tensors())
+            read_tensors(folder / FOLDER / "adapter_model.safetensors", adapter)
+        if state.get("moments") == "named":  # as several ranks write them
+            pairs = {moment: self.layout.views(flat).values() for moment, flat in moments.items()}
+            moments = {
+                f"{moment}.{name}": view
+                for moment, cut in pairs.items()
+                for name, view in zip(adapter, (each for pair in cut for each in pair), strict=True)
+            }
+        read_tensors(folder / "optimizer.safetensors", moments)
         self.optimizer.restore(state["optimizer"])
 
     def _places(self) -> dict[str, int]:

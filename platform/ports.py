@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -28,6 +28,8 @@ from jurat.platform.types import (
 )
 
 if TYPE_CHECKING:
+    from asyncio import Future
+
     from torch import Tensor
 
     from jurat.platform.recipe import Recipe
@@ -110,6 +112,16 @@ class Learner(Scorer, Protocol):
     @property
     def checkpoint_bytes(self) -> int:
         """About what ``save`` writes, so that a full disk is seen before it is full."""
+        ...
+
+
+@runtime_checkable
+class Stages(Protocol):
+    """A ``Learner`` that can write while it goes on learning."""
+
+    async def stage(self, folder: Path) -> Awaitable[None]:
+        """As ``save``, but return as soon as later updates cannot change what is written; what comes back ends when all
+        is on the disk."""
         ...
 
 
@@ -207,7 +219,9 @@ class Ledger(Protocol):
 
 
 class Checkpoints(Protocol):
-    async def save(self, *, step: int, learners: Mapping[str, Learner], source: State) -> CheckpointRef: ...
+    async def begin(self, *, step: int, learners: Mapping[str, Learner], source: State) -> Future[CheckpointRef]:
+        """Return once later steps cannot change what is written; the reference comes when all of it is durable."""
+        ...
 
 
 class Reporter(Protocol):

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -91,17 +92,34 @@ async def train(
     """
     buffer.published(run.first_step)
 
-    async def save(version: int) -> CheckpointRef:
-        started = time.perf_counter()
+    writing: asyncio.Task[CheckpointRef] | None = None
+    begun = run.first_step  # version of the last checkpoint
+
+    async def save(version: int) -> None:
+        nonlocal writing, begun
+        if writing is not None:
+            await writing
+        started, begun = time.perf_counter(), version
         state = {**await buffer.checkpoint(), "controllers": controllers.state()}
         state |= {"memory": memory.state(), "balance": balance.state()}
         await ledger.flush()  # a checkpoint never outruns its record
-        ref = await checkpoints.save(step=version, learners=learners, source=state)
-        ledger.record_checkpoint(ref)
-        reporter.note(f"checkpoint at step {version}: {ref.path} ({time.perf_counter() - started:.1f} s)")
-        return ref
+        written = await checkpoints.begin(step=version, learners=learners, source=state)
+        held = time.perf_counter() - started
 
-    version, last, metrics = run.first_step, None, dict[str, float]()
+        async def record() -> CheckpointRef:
+            ref = await written
+            ledger.record_checkpoint(ref)
+            seconds = time.perf_counter() - started
+            later = f", of which training waited {held:.1f} s" if seconds > 2 * held else ""
+            reporter.note(f"checkpoint at step {version}: {ref.path} ({seconds:.1f} s{later})")
+            return ref
+
+        writing = asyncio.create_task(record())
+        writing.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, should nobody await it
+        if written.done():
+            await writing
+
+    version, metrics = run.first_step, dict[str, float]()
     for step in range(run.first_step, run.num_steps):
         clock, busy = Clock(lambda phase, step=step: memory.note(step, phase)), buffer.source.busy
         batch = await buffer.take(step)
@@ -167,15 +185,16 @@ async def train(
         ledger.record_step(report)
         reporter.step(report)
         if run.saves_after(step):
-            last = await save(version)
+            await save(version)
             clock.lap("save")
         if run.evaluates_after(step):
             await evaluate(version)
             clock.lap("evaluate")
         if buffer.stop.is_set():
             break
-    if version > run.first_step and (last is None or last.step != version):
-        last = await save(version)
+    if begun != version:
+        await save(version)
+    last = await writing if writing is not None else None
     await buffer.cancel()
     return Reached(version=version, checkpoint=last, metrics=metrics)
 

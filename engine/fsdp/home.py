@@ -10,10 +10,12 @@ import torch
 from jurat.engine import threads
 from jurat.engine.decoding import Decoder, PullingDecoder
 from jurat.engine.fsdp.learner import FsdpLearner
+from jurat.engine.fsdp.lora import FsdpLoRALearner
 from jurat.engine.fsdp.processes import Processes
 from jurat.engine.fsdp.worker import RankSpec
 from jurat.engine.llama.sampler import LlamaDecoder
 from jurat.engine.llama.weights import FlatWeights, shape_of
+from jurat.engine.lora import Layout
 from jurat.engine.simple.sampler import SimpleDecoder
 from jurat.platform.recipe import Engine, Optim, SamplingPart
 
@@ -22,19 +24,27 @@ if TYPE_CHECKING:
 
 
 def start(
-    folder: Path, engine: Engine, optim: Optim, sampling: SamplingPart, *, total_steps: int, count: int
+    folder: Path,
+    engine: Engine,
+    optim: Optim,
+    sampling: SamplingPart,
+    *,
+    total_steps: int,
+    count: int,
+    adapters: Layout | None,
+    seed: int,
 ) -> FsdpLearner:
     """The learner and its processes, which share ``count`` threads."""
     each = max(1, count // engine.ranks)
     spec = RankSpec(
         folder=folder, ranks=engine.ranks, tp=engine.tp, device=engine.device.partition(":")[0], dtype=engine.dtype,
         temperature=sampling.temperature, checkpointing=engine.activation_checkpointing, offload=engine.offload,
-        threads=each, optim=optim, total=total_steps,
+        threads=each, optim=optim, total=total_steps, adapters=adapters, seed=seed,
     )  # fmt: skip
     env = {**threads.recommended_env(), "OMP_NUM_THREADS": str(each), "TOKENIZERS_PARALLELISM": "false"}
     processes = Processes(engine.ranks, preload=engine.device == "cpu", env=env)
     try:
-        return FsdpLearner(spec, processes)
+        return FsdpLoRALearner(spec, processes) if adapters else FsdpLearner(spec, processes)
     except BaseException:
         processes.close()
         raise

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -22,14 +23,25 @@ from jurat.engine.fsdp.optim import MOMENTS
 from jurat.engine.fsdp.worker import WIDEST, RankSpec, Updated, buckets_of, places_of, to_columns
 from jurat.engine.learner import Tally, reported, worth_training
 from jurat.engine.reshard import Carried, Layout, within
-from jurat.engine.tensorfile import digest_of, lay_out, record_digests, reserve, sync, write_side_files
+from jurat.engine.tensorfile import (
+    digest_of,
+    lay_out,
+    record_digests,
+    reserve,
+    sync,
+    write_side_files,
+    write_tensors,
+)
 from jurat.platform.ports import Objective
+from jurat.platform.recipe import Optim
 from jurat.platform.types import FloatArray, Microbatch, Rounds, UpdateReport
 
 P = ParamSpec("P")
 T = TypeVar("T")
 BUCKET_BYTES = 1 << 26
 """Weights on their way to the sampler: shared memory that a publish takes."""
+POLL_SECONDS = 0.2
+"""Between questions whether a checkpoint is written; each waits for the update that runs."""
 SHARED = Path("/dev/shm")
 
 
@@ -38,6 +50,8 @@ class Hosts(Protocol):
 
     failed: str
     """Why they have ended; '' while they have not."""
+    moves: int
+    """Grows while ranks get further."""
 
     def meeting(self) -> str:
         """A new place where ranks find one another: a URL for torch.distributed."""
@@ -65,27 +79,38 @@ class FsdpLearner:
 
     Calls are made one at a time, in a thread of the learner's own: the event loop and the sampler's thread stay free.
     ``spec.rank`` and ``spec.rendezvous`` are filled in here. Raises RunFailed if a rank dies or stands still; then only
-    ``close`` is left.
+    ``close`` is left. A critic lives beside its ``policy``, in the same ranks and after the same thread.
     """
 
-    def __init__(self, spec: RankSpec, processes: Hosts, *, role: str = "policy") -> None:
-        self.role, self.source, self.spec, self.processes = role, spec.folder, spec, processes
+    def __init__(self, spec: RankSpec, processes: Hosts, *, policy: FsdpLearner | None = None) -> None:
+        self.source, self.spec, self.processes = spec.folder, spec, processes
+        self.role, self._prefix = ("critic", "critic.") if policy else ("policy", "")
         self.ranks = spec.ranks // spec.tp
         """Those with microbatches of their own."""
         self.published: Carried | None = None
         """The last ``pull``."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fsdp")
+        self._thread = policy._thread if policy else ThreadPoolExecutor(1, thread_name_prefix="fsdp")
         self._shared: tuple[Mapping[str, torch.dtype], np.memmap[Any, np.dtype[np.uint8]]] | None = None
-        meeting = processes.meeting()
+        meeting = "" if policy else processes.meeting()
         specs = [dataclasses.replace(spec, rank=rank, rendezvous=meeting) for rank in range(spec.ranks)]
-        opened = self.wait(processes.call, "open", [(each,) for each in specs])
+        opened = self.wait(processes.call, "open_critic" if policy else "open", [(each,) for each in specs])
         self.shapes: Mapping[str, tuple[int, ...]]
         self.layout: Layout
         self.shapes, self.layout = opened[0]
 
     @property
+    def learned(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of what learns."""
+        return self.shapes
+
+    @property
     def parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def critic(self, optim: Optim, total: int) -> FsdpLearner:
+        """A value model cut alike, which begins with the weights as they are now. It ends with this learner."""
+        spec = dataclasses.replace(self.spec, optim=optim, total=total, adapters=None)
+        return FsdpLearner(spec, self.processes, policy=self)
 
     def close(self) -> None:
         """End the ranks and their processes."""
@@ -95,7 +120,7 @@ class FsdpLearner:
     def leave(self) -> None:
         """End the ranks; their processes can be opened again."""
         if not self.processes.failed:
-            self.wait(self._everywhere, "shut")
+            self.wait(self.processes.call, "shut", [()] * self.spec.ranks)
         self._thread.shutdown()
 
     def wait(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -106,12 +131,13 @@ class FsdpLearner:
         return await compute.ended(self._thread.submit(work, *args, **kwargs))
 
     def _everywhere(self, method: str, *args: Any) -> list[Any]:
-        return self.processes.call(method, [args] * self.spec.ranks)
+        return self.processes.call(self._prefix + method, [args] * self.spec.ranks)
 
     def _dealt(self, method: str, rounds: Rounds, *args: Any) -> list[Any]:
         """Call ``method`` with each rank's microbatches; tensor-parallel ranks get the same ones."""
         dealt = [[to_columns(each[rank]) for each in rounds] for rank in range(self.ranks)]
-        return self.processes.call(method, [(dealt[rank // self.spec.tp], *args) for rank in range(self.spec.ranks)])
+        shares = [(dealt[rank // self.spec.tp], *args) for rank in range(self.spec.ranks)]
+        return self.processes.call(self._prefix + method, shares)
 
     # ---- learning ----
 
@@ -159,23 +185,41 @@ class FsdpLearner:
 
     async def save(self, folder: Path) -> None:
         """What ``LocalLearner.save`` writes, moments by name; each rank writes its slices into the laid-out files."""
-        await self.run(self._save, folder)
+        await (await self.stage(folder))
 
-    def _save(self, folder: Path) -> None:
+    async def stage(self, folder: Path) -> Coroutine[Any, Any, None]:
+        """Copy what ``save`` writes to memory of the CPU and begin to write it: later updates do not reach it.
+
+        What this returns ends when all is on the disk; until then ranks hold a copy of their slices and moments.
+        """
+        await self.run(self._stage, folder)
+        return self._settled(folder)
+
+    def _stage(self, folder: Path) -> None:
+        self.write_side_files(folder)
+        files = [
+            (folder / name, what, lay_out(folder / name, shapes, dtype=torch.float32))
+            for name, (shapes, what) in self.files().items()
+        ]
+        self._everywhere("stage", files)
+        (folder / "learner.json").write_text(json.dumps(self.state(), indent=2, sort_keys=True) + "\n")
+
+    async def _settled(self, folder: Path) -> None:
+        while not all(await self.run(self._everywhere, "staged")):
+            await asyncio.sleep(POLL_SECONDS)
+        await asyncio.to_thread(seal, folder, list(self.files()))
+
+    def files(self) -> dict[str, tuple[Mapping[str, tuple[int, ...]], str]]:
+        """{file of a checkpoint: (shapes of its tensors, what they are)}."""
+        moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in self.learned.items()}
+        return {"model.safetensors": (self.shapes, "weights"), "optimizer.safetensors": (moments, "moments")}
+
+    def write_side_files(self, folder: Path) -> None:
         write_side_files(self.source, folder, dtype=torch.float32)
-        moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in self.shapes.items()}
-        for name, shapes, what in (("model", self.shapes, "weights"), ("optimizer", moments, "moments")):
-            path = folder / f"{name}.safetensors"
-            self._everywhere("write", path, what, lay_out(path, shapes, dtype=torch.float32))
-        counters = self._everywhere("counters")[0]
-        state = {"role": self.role, "optimizer": dict(counters), "moments": "named"}
-        (folder / "learner.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
-        large = ("model.safetensors", "optimizer.safetensors")
-        with ThreadPoolExecutor(len(large)) as hashing:
-            digests = dict(zip(large, hashing.map(lambda name: digest_of(folder / name), large), strict=True))
-        for name in large:
-            sync(folder / name)
-        record_digests(folder, digests)
+
+    def state(self) -> dict[str, Any]:
+        """What ``learner.json`` holds."""
+        return {"role": self.role, "optimizer": dict(self._everywhere("counters")[0]), "moments": "named"}
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Continue from a checkpoint of any world size; ``weights_only`` starts optimiser and schedule anew."""
@@ -184,6 +228,15 @@ class FsdpLearner:
     def _load(self, folder: Path, weights_only: bool) -> None:
         self._everywhere("read", folder)
         self._everywhere("forget") if weights_only else self._everywhere("restore", folder)
+
+    async def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over the weights of another model of the same shapes, from whole tensors of this process."""
+        await self.run(self._fill, tensors)
+
+    def _fill(self, tensors: Mapping[str, Tensor]) -> None:
+        with tempfile.TemporaryDirectory(dir=_shared_folder(4 * self.parameters), prefix="jurat-weights-") as folder:
+            write_tensors(Path(folder) / "model.safetensors", tensors)
+            self._everywhere("read", Path(folder))
 
     # ---- publishing ----
 
@@ -214,13 +267,28 @@ class FsdpLearner:
     def _share(self, dtypes: Mapping[str, torch.dtype]) -> np.memmap[Any, np.dtype[np.uint8]]:
         """One bucket of memory that all processes see."""
         size = min(BUCKET_BYTES, WIDEST * self.parameters)
-        folder = SHARED if SHARED.is_dir() and shutil.disk_usage(SHARED).free > 2 * size else None
-        with tempfile.NamedTemporaryFile(dir=folder, prefix="jurat-weights-") as file:
+        with tempfile.NamedTemporaryFile(dir=_shared_folder(size), prefix="jurat-weights-") as file:
             reserve(file.fileno(), size)
             self._everywhere(
                 "share", Path(file.name), {k: str(v).removeprefix("torch.") for k, v in dtypes.items()}, BUCKET_BYTES
             )
             return np.memmap(file.name, np.uint8, "r+")  # mapped everywhere: it needs no name any more
+
+
+def seal(folder: Path, large: Sequence[str]) -> None:
+    """See that files of ``folder``, those of ``large`` written by others, are on the disk; record their digests."""
+    with ThreadPoolExecutor(len(large)) as hashing:
+        digests = dict(zip(large, hashing.map(lambda name: digest_of(folder / name), large), strict=True))
+    for name in large:
+        sync(folder / name)
+    for part in {Path(name).parent for name in large}:
+        known = {Path(name).name: digest for name, digest in digests.items() if Path(name).parent == part}
+        record_digests(folder / part, known)
+
+
+def _shared_folder(size: int) -> Path | None:
+    """Where processes share ``size`` bytes: memory, else (None) the disk."""
+    return SHARED if SHARED.is_dir() and shutil.disk_usage(SHARED).free > 2 * size else None
 
 
 def trimmed(rounds: Rounds, objective: Objective) -> Rounds:

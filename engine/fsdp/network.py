@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from jurat.engine.fsdp.head import VocabularyParallel
 from jurat.engine.learner import Tally
 from jurat.engine.reshard import Layout, Shape
-from jurat.engine.simple.learner import SimpleNetwork, silence
+from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork, silence, with_value_head
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.ports import Objective
 from jurat.platform.types import Microbatch
@@ -62,19 +62,25 @@ class ShardedNetwork(SimpleNetwork):
         chunk: int = 512,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self.model = skeleton(folder)
+        self.model = self.made(folder)
         self.dtype = torch.float32  # no autocast: FSDP gathers parameters in ``dtype``
         self.temperature, self.chunk, self.packs = temperature, chunk, True
         self.tolerance = 1e-3 if dtype == torch.float32 else 0.1  # states of another segment are all different ones
         silence(self.model, checkpointing=checkpointing)
-        self.shapes: Mapping[str, Shape] = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
+        learns = self.learning()
+        chosen = {id(parameter) for parameter in learns.values()}
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(id(parameter) in chosen)
+        self.shapes: Mapping[str, Shape] = {name: tuple(p.shape) for name, p in self.named().items()}
+        self.learned_shapes: Mapping[str, Shape] = {name: tuple(p.shape) for name, p in learns.items()}
         size, tp = mesh["fsdp"].size(), mesh["tp"].size()
         dims = tensor_parallel_dims(self.model, tp) if tp > 1 else {}
         self.vocabulary = tp > 1 and self.model.config.vocab_size % tp == 0
         """Whether embedding and head are cut along the vocabulary too; else every tensor-parallel rank has them whole."""
         if self.vocabulary:
-            ends = (self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight)
-            dims |= {name: 0 for name, p in self.model.named_parameters() if any(p is end for end in ends)}
+            dims |= {
+                name: 0 for name, p in self.model.named_parameters() if any(p is end.weight for end in self._ends())
+            }
         self.layout = Layout(fsdp=size, tp=tp, dims=dims)
         self.rank = mesh["fsdp"].get_local_rank() * tp + mesh["tp"].get_local_rank()
         self.device = (
@@ -82,10 +88,27 @@ class ShardedNetwork(SimpleNetwork):
         )
         self.root = _Root(self.model)
         self._cut(mesh, dtype, offload=offload)
-        self.parameters = dict(self.model.named_parameters())
+        self.parameters, self._learning = self.named(), self.learning()
         for layer in layers_of(self.model):
             layer.register_forward_pre_hook(lambda *_: tick())
         self._agree()
+
+    def made(self, folder: Path) -> PreTrainedModel:
+        """The model without values."""
+        return skeleton(folder)
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """{transformers name: parameter} of the model, tied ones once."""
+        return dict(self.model.named_parameters())
+
+    def learning(self) -> dict[str, nn.Parameter]:
+        """{name: parameter} of what learns."""
+        return self.named()
+
+    def _ends(self) -> list[Any]:
+        """Embedding and, where there is one, head."""
+        ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        return [end for end in ends if hasattr(end, "weight")]
 
     def _cut(self, mesh: DeviceMesh, dtype: torch.dtype, *, offload: bool) -> None:
         from torch.distributed.fsdp import (
@@ -114,14 +137,17 @@ class ShardedNetwork(SimpleNetwork):
             fully_shard(layer, **settings)
         _materialise(self.root, made, self.device)
         if self.vocabulary:
-            embed, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
-            tied = embed.weight is head.weight
+            embed, *heads = self._ends()
+            tied = [head for head in heads if head.weight is embed.weight]
             parallelize_module(embed, mesh["tp"], RowwiseParallel(input_layouts=Replicate()))
-            parallelize_module(head, mesh["tp"], ColwiseParallel())
-            if tied:
+            for head in heads:
+                parallelize_module(head, mesh["tp"], ColwiseParallel())
+            for head in tied:
                 head.weight = embed.weight
             part = self.model.config.vocab_size // self.layout.tp
             self.reduce = VocabularyParallel(self.rank % self.layout.tp * part, mesh["tp"].get_group())
+        for exact in self._exact():
+            fully_shard(exact, **{**settings, "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)})
         fully_shard(self.root, **settings)
         for module in self.root.modules():
             if isinstance(module, FSDPModule):
@@ -131,9 +157,14 @@ class ShardedNetwork(SimpleNetwork):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
+    def _exact(self) -> list[nn.Module]:
+        """Modules that compute in float32 whatever ``dtype`` is."""
+        return []
+
     def _agree(self) -> None:
-        for name, tensor in self.slices().items():
-            box = self.layout.box(name, self.shapes[name], self.rank)
+        shapes = {**self.shapes, **self.learned_shapes}
+        for name, tensor in {**self.slices(), **self.learned()}.items():
+            box = self.layout.box(name, shapes[name], self.rank)
             if tuple(tensor.shape) != tuple(stop - start for start, stop in box):
                 raise ModelError(f"torch cut {name!r} to {tuple(tensor.shape)}, the layout says {box}",
                                  fix="use a version of torch that constraints.txt names")  # fmt: skip
@@ -153,15 +184,33 @@ class ShardedNetwork(SimpleNetwork):
         return {name: local_of(parameter) for name, parameter in self.parameters.items()}
 
     @torch.no_grad()
+    def learned(self) -> dict[str, Tensor]:
+        """The same of what learns."""
+        return {name: local_of(parameter) for name, parameter in self._learning.items()}
+
+    def begin(self) -> None:
+        """Give what learns its first values, once the model has its own: here they are the same."""
+
+    @contextmanager
+    def bare(self) -> Iterator[None]:
+        """Within, the model is the one that the learner began with; only adapters can do that."""
+        raise NotImplementedError
+        yield
+
+    def published(self) -> Mapping[str, Tensor]:
+        """This rank's boxes of the model that samples and is stored. Collective."""
+        return self.slices()
+
+    @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
         """{name: this rank's box of the gradient, zeros before any backward pass}."""
         return {
             name: torch.zeros_like(local_of(p)) if p.grad is None else local_of(p.grad)
-            for name, p in self.parameters.items()
+            for name, p in self._learning.items()
         }
 
     def clear_gradients(self) -> None:
-        for parameter in self.parameters.values():
+        for parameter in self._learning.values():
             parameter.grad = None
 
     def logprobs(self, mb: Microbatch) -> Tensor:
@@ -195,6 +244,16 @@ class ShardedNetwork(SimpleNetwork):
         return self.root(work)
 
 
+class ShardedValueNetwork(ShardedNetwork, SimpleValueNetwork):
+    """``SimpleValueNetwork`` on slices: the head is float32, as there."""
+
+    def made(self, folder: Path) -> PreTrainedModel:
+        return with_value_head(skeleton(folder))
+
+    def _exact(self) -> list[nn.Module]:
+        return [self.model.score]
+
+
 class _Root(nn.Module):
     reshard: Callable[[], None]  # of FSDPModule, which ``fully_shard`` makes of this
 
@@ -213,7 +272,7 @@ def skeleton(folder: Path) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(folder)
     config.dtype = torch.float32
     try:
-        with _parameters_without_memory():
+        with parameters_without_memory():
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except ValueError as error:
         raise ModelError(str(error).splitlines()[0], where=str(folder)) from error
@@ -279,7 +338,8 @@ def _materialise(module: nn.Module, made: dict[nn.Parameter, nn.Parameter], devi
     for inner in module.modules():
         for name, parameter in inner.named_parameters(recurse=False):
             if parameter.is_meta and parameter not in made:
-                made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device))
+                empty = torch.empty_like(parameter, device=device)
+                made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             if parameter.is_meta:
                 setattr(inner, name, made[parameter])
     for inner in module.modules():
@@ -288,7 +348,7 @@ def _materialise(module: nn.Module, made: dict[nn.Parameter, nn.Parameter], devi
 
 
 @contextmanager
-def _parameters_without_memory() -> Iterator[None]:
+def parameters_without_memory() -> Iterator[None]:
     """Within, parameters are registered on the meta device; buffers are made as ever."""
     register = nn.Module.register_parameter
 

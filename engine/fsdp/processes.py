@@ -69,6 +69,7 @@ class Processes:
         self.folder = Path(self._folder.name)
         """For what the processes share; goes when they do."""
         self.failed = ""
+        self.moves = 0
         self._sending = ThreadPoolExecutor(count, thread_name_prefix="ranks")  # a stopped process does not read
         pairs = [socket.socketpair() for _ in range(count + 1)]
         theirs = [their.fileno() for _, their in pairs]
@@ -119,6 +120,7 @@ class Processes:
                     (answers if kind == "answer" else errors)[rank] = value
                 if kind != "at" or value != places[rank]:
                     places[rank], moved = value if kind == "at" else -1, seen[rank]
+                    self.moves += 1
             now = time.monotonic()
             for rank in waiting:
                 if now > seen[rank] + self.silence:
@@ -202,10 +204,10 @@ def _send(pipe: Connection, message: Any) -> None:
 
 
 class Host:
-    """Opens and closes a rank; everything else is asked of the rank."""
+    """Opens and closes a rank and a critic's beside it; everything else (``update``, ``critic.update``) is asked of them."""
 
     def __init__(self) -> None:
-        self.rank: Any = None
+        self.ranks: dict[str, Any] = {}
         self.progress = 0
 
     @staticmethod
@@ -217,20 +219,30 @@ class Host:
     def open(self, spec: Any) -> Any:
         from jurat.engine.fsdp.worker import Rank
 
-        self.rank = Rank(spec, self._tick)
-        return self.rank.network.shapes, self.rank.network.layout
+        return self._opened("", Rank(spec, self._tick))
+
+    def open_critic(self, spec: Any) -> Any:
+        from jurat.engine.fsdp.worker import Rank
+
+        return self._opened("critic", Rank(spec, self._tick, policy=self.ranks[""]))
+
+    def _opened(self, role: str, rank: Any) -> Any:
+        self.ranks[role] = rank
+        return rank.network.shapes, rank.network.layout
 
     def shut(self) -> None:
         """Leave the group; the process can be opened again."""
-        if self.rank is not None:
-            self.rank.close()
-            self.rank = None
+        policy = self.ranks.pop("", None)
+        self.ranks.clear()
+        if policy is not None:
+            policy.close()
 
     def _tick(self) -> None:
         self.progress += 1
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.rank, name)
+        role, _, method = name.rpartition(".")
+        return getattr(self.ranks[role], method)
 
 
 def serve(pipe: Connection, host: Any) -> None:

@@ -73,15 +73,20 @@ class Boxes:
                 tensor.copy_(within(rows, whole, box))
                 self.tick()
 
+    @torch.no_grad()
+    def copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies, on the CPU, of those of ``tensors`` that this rank answers for."""
+        answers = (name for name in tensors if count(self.box(name)) and self.layout.owns(name, self.rank))
+        return {name: tensors[name].to("cpu", copy=True) for name in answers}
+
     def write(self, path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[str, int], *, prefix: str = "") -> None:
-        """Write float32 ``tensors`` that this rank owns into a file laid out already, each beginning at its offset.
+        """Write float32 ``tensors`` of this rank into a file laid out already, each beginning at its offset.
 
         Whoever laid it out syncs it once all have written.
         """
         for name, tensor in tensors.items():
-            if count(self.box(name)) and self.layout.owns(name, self.rank):
-                whole = np.memmap(path, np.float32, "r+", offset=offsets[prefix + name], shape=self.shapes[name])
-                whole[_slices(self.box(name))] = tensor.cpu().numpy()
+            whole = np.memmap(path, np.float32, "r+", offset=offsets[prefix + name], shape=self.shapes[name])
+            whole[_slices(self.box(name))] = tensor.numpy()
             self.tick()
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,12 @@ from torch import Tensor
 
 from jurat.engine import threads
 from jurat.engine.folders import weight_files
-from jurat.engine.fsdp.network import PARTIAL, ShardedNetwork, tied
+from jurat.engine.fsdp.network import PARTIAL, ShardedNetwork, ShardedValueNetwork, tied
 from jurat.engine.fsdp.optim import ShardedAdamW
 from jurat.engine.fsdp.storing import Boxes
 from jurat.engine.learner import Tally, on_device
+from jurat.engine.lora import FOLDER
+from jurat.engine.lora import Layout as Adapters
 from jurat.engine.meter import meter
 from jurat.engine.reshard import Bucket, Carried, Layout, Piece, carry, count, plan, within
 from jurat.platform.errors import ModelError
@@ -50,6 +55,10 @@ class RankSpec:
     checkpointing: bool = False
     offload: bool = False
     threads: int = 1
+    adapters: Adapters | None = None
+    """What learns in place of the model."""
+    seed: int = 0
+    """Of the adapters' first values."""
     optim: Optim = field(default_factory=Optim)
     total: int = 1
     timeout: float = 600.0
@@ -71,7 +80,8 @@ class Rank:
     ``tick`` is called whenever it gets further: a learner whose ranks stand still hangs.
     """
 
-    def __init__(self, spec: RankSpec, tick: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, spec: RankSpec, tick: Callable[[], None] = lambda: None, *, policy: Rank | None = None) -> None:
+        """With the rank of a ``policy``: a value model in the same group, which begins with the policy's slices."""
         import torch.distributed as dist
 
         threads.set_up(spec.threads)
@@ -80,6 +90,13 @@ class Rank:
         self._shared: np.ndarray | None = None
         self._buckets: tuple[Bucket, ...] = ()
         self._dtypes: dict[str, torch.dtype] = {}
+        self._published: Mapping[str, Tensor] = {}
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+        self._policy = policy
+        if policy is not None:
+            self._build()
+            return
         if spec.device != "cpu":
             torch.cuda.set_device(spec.rank % torch.cuda.device_count())
         dist.init_process_group(
@@ -97,20 +114,34 @@ class Rank:
     def _build(self) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
-        spec = self.spec
+        spec, policy = self.spec, self._policy
         shape = (spec.ranks // spec.tp, spec.tp)
-        self.mesh = init_device_mesh(spec.device.partition(":")[0], shape, mesh_dim_names=("fsdp", "tp"))
-        network = self.network = ShardedNetwork(
+        self.mesh = (
+            policy.mesh if policy
+            else init_device_mesh(spec.device.partition(":")[0], shape, mesh_dim_names=("fsdp", "tp"))
+        )  # fmt: skip
+        make: Callable[..., ShardedNetwork] = ShardedValueNetwork if policy else ShardedNetwork
+        if spec.adapters is not None and not policy:
+            from jurat.engine.fsdp.lora import ShardedLoRA
+
+            make = partial(ShardedLoRA, adapters=spec.adapters, seed=spec.seed)
+        network = self.network = make(
             spec.folder, self.mesh, dtype=getattr(torch, spec.dtype), temperature=spec.temperature,
             checkpointing=spec.checkpointing, offload=spec.offload, tick=self._tick,
         )  # fmt: skip
         self.boxes = Boxes(network.shapes, network.layout, network.rank, self._tick)
-        self.read(spec.folder)
+        self.learned = Boxes(network.learned_shapes, network.layout, network.rank, self._tick)
+        slices = network.learned()
+        if policy:
+            own = policy.network.published()
+            for name, tensor in slices.items():
+                tensor.copy_(own[name]) if name in own else tensor.zero_()
+        else:
+            self.read(spec.folder)
         network.check()
-        slices = network.slices()
         self.optimizer = ShardedAdamW(
             slices,
-            matrices=frozenset(name for name, shape in network.shapes.items() if len(shape) >= 2),
+            matrices=frozenset(name for name, shape in network.learned_shapes.items() if len(shape) >= 2),
             owned=frozenset(name for name in slices if network.layout.owns(name, network.rank)),
             optim=spec.optim, total=spec.total, device=network.device,
         )  # fmt: skip
@@ -118,7 +149,9 @@ class Rank:
     def close(self) -> None:
         import torch.distributed as dist
 
-        dist.destroy_process_group()
+        self.writer.shutdown()
+        if self._policy is None:
+            dist.destroy_process_group()
 
     # ---- learning ----
 
@@ -153,11 +186,7 @@ class Rank:
         gradients = self.network.gradients()
         self._sum_partial(gradients)
         self.network.clear_gradients()
-        network = self.network
-        return {
-            name: (network.layout.box(name, network.shapes[name], network.rank), gradient.cpu().numpy())
-            for name, gradient in gradients.items()
-        }
+        return {name: (self.learned.box(name), gradient.cpu().numpy()) for name, gradient in gradients.items()}
 
     def _sum_partial(self, gradients: Mapping[str, Tensor]) -> None:
         import torch.distributed as dist
@@ -168,14 +197,23 @@ class Rank:
 
     def score(self, microbatches: Sequence[Columns], of: str = "") -> list[FloatArray]:
         """[T] log-probs for each round, by the weights kept as ``of`` or, without a name, those of now."""
-        if of:
+        with self._weights(of), torch.no_grad():
+            return [self._score(columns) for columns in microbatches]
+
+    @contextmanager
+    def _weights(self, of: str) -> Iterator[None]:
+        """Within, those kept as ``of`` stand in place; adapters have what they began with beneath them."""
+        if not of:
+            yield
+        elif of in self._kept:
             self._swap(of)
-        try:
-            with torch.no_grad():
-                return [self._score(columns) for columns in microbatches]
-        finally:
-            if of:
+            try:
+                yield
+            finally:
                 self._swap(of)
+        else:
+            with self.network.bare():
+                yield
 
     def _score(self, columns: Columns) -> FloatArray:
         self._tick()
@@ -201,30 +239,54 @@ class Rank:
 
     # ---- storing ----
 
-    def write(self, path: Path, what: str, offsets: Mapping[str, int]) -> None:
-        """Write this rank's boxes of ``what`` ("weights" or "moments") into a safetensors file that is laid out already.
+    def stage(self, files: Sequence[tuple[Path, str, Mapping[str, int]]]) -> None:
+        """Copy this rank's boxes of each (safetensors file that is laid out, what: weights, adapter or moments, {name: its
+        first byte}), and write the copies in a thread of their own. No other rank writes the same bytes."""
+        assert self._writing is None or self._writing.done()
+        copies: list[tuple[Boxes, Path, dict[str, Tensor], Mapping[str, int], str]] = []
+        for path, what, offsets in files:
+            if what == "weights":
+                copies.append((self.boxes, path, self.boxes.copied(self.network.published()), offsets, ""))
+            elif what == "adapter":
+                copies.append((self.learned, path, self.learned.copied(self.network.learned()), offsets, ""))
+            else:
+                for moment, tensors in self.optimizer.moments().items():
+                    copies.append((self.learned, path, self.learned.copied(tensors), offsets, f"{moment}."))
 
-        ``offsets`` are those of each tensor's first byte in the file. No other rank writes the same bytes.
-        """
-        if what == "weights":
-            self.boxes.write(path, self.network.slices(), offsets)
-        else:
-            for moment, tensors in self.optimizer.moments().items():
-                self.boxes.write(path, tensors, offsets, prefix=f"{moment}.")
+        def write() -> None:
+            while copies:
+                boxes, path, tensors, offsets, prefix = copies.pop(0)
+                boxes.write(path, tensors, offsets, prefix=prefix)
+
+        self._writing = self.writer.submit(write)
+
+    def staged(self) -> bool:
+        """Whether what was staged last is written. Raises what its writing raised."""
+        if self._writing is None or not self._writing.done():
+            return self._writing is None
+        self._writing.result()
+        return True
 
     def read(self, folder: Path) -> None:
         """Fill the slices from the weights of an HF folder. Raises ModelError."""
         self.boxes.read(weight_files(folder), self.network.slices(), spare=tied(self.network.model))
+        self.network.begin()
 
     def restore(self, folder: Path) -> None:
         """Moments and counters of a checkpoint of any world size: by name, or flat as a learner in one process writes."""
         state = json.loads((folder / "learner.json").read_text())
-        path = folder / "optimizer.safetensors"
+        path, adapters, learned = folder / "optimizer.safetensors", self.spec.adapters, self.network.learned()
+        places = state.get("layout")
+        if adapters is not None:
+            from jurat.engine.fsdp.lora import WEIGHTS, places_of
+
+            places = places_of(adapters)
+            self.learned.read([folder / FOLDER / WEIGHTS], learned, spare=set())
         for moment, tensors in self.optimizer.moments().items():
             if state.get("moments") == "named":
-                self.boxes.read([path], tensors, prefix=f"{moment}.", spare=set())
-            elif state.get("layout"):
-                self.boxes.read_flat(path, moment, tensors, state["layout"])
+                self.learned.read([path], tensors, prefix=f"{moment}.", spare=set())
+            elif places:
+                self.learned.read_flat(path, moment, tensors, places)
             else:
                 raise ModelError("the moments of this checkpoint are not those of the whole model", where=str(folder),
                                  fix="begin a run from its weights (jurat export)")  # fmt: skip
@@ -258,13 +320,18 @@ class Rank:
     def put(self, bucket: int) -> None:
         """Write this rank's pieces of a bucket to their places in the shared file, in the dtypes asked for."""
         assert self._shared is not None
-        network, slices = self.network, self.network.slices()
+        network = self.network
+        if bucket == 0:
+            self._published = network.published()
+        slices = self._published
         for piece, place in places_of(self._buckets[bucket], self._dtypes):
             if piece.source == network.rank:
                 held = network.layout.box(piece.name, network.shapes[piece.name], network.rank)
                 values = within(slices[piece.name], held, piece.box).to(self._dtypes[piece.name]).contiguous().cpu()
                 flat = values.reshape(-1).view(torch.uint8).numpy()
                 self._shared[place : place + len(flat)] = flat
+        if bucket == len(self._buckets) - 1:
+            self._published = {}
         self._tick()
 
     def carried(self, target: Layout, dtype: str, bucket_bytes: int) -> tuple[dict[str, FloatArray], Carried]:
@@ -279,7 +346,7 @@ class Rank:
         with torch.no_grad():
             moved = carry(
                 plan(network.shapes, network.layout, target, bucket_bytes=bucket_bytes, itemsize=kind.itemsize),
-                network.shapes, network.layout, target, rank=network.rank, held=network.slices(), wanted=wanted,
+                network.shapes, network.layout, target, rank=network.rank, held=network.published(), wanted=wanted,
                 dtype=kind,
             )  # fmt: skip
         return {name: tensor.float().cpu().numpy() for name, tensor in wanted.items()}, moved

@@ -96,6 +96,19 @@ class Cluster:
         """The first free spare pool that is large enough, '' if there is none."""
         free = [name for name in self.places if self.engine.pools[name].spare]
         return next((name for name in free if _covers(self.shares[name], self.shares[pool])), "")
+    def seat(self, role: str, ranks: int) -> None:
+        """Raise ConfigError where the pool of a role has no processor for each rank: ranks share a machine."""
+        share, pool = self._share(role), self.engine.pool_of(role)
+        kind, there = "CPU", float(share.cpus)
+        if ranks > 1 and there >= ranks and self.engine.device.startswith("cuda"):
+            kind, there = "GPU", _part(share.gpus, share.processes)
+        if there < ranks:
+            others = f" for each of its {share.processes} processes" if kind == "GPU" and share.processes > 1 else ""
+            raise ConfigError(
+                f"the {role}'s {ranks} ranks need a {kind} each, pool {pool} has {there:g}{others}",
+                where=f"engine.pools.{pool}.{kind.lower()}s",
+                fix=f"raise it, lower engine.ranks, or give the {role} a larger pool of its own (engine.placement.{role})",
+            )
 
     def _share(self, role: str) -> Share:
         return self.shares[self.engine.pool_of(role)]

@@ -21,9 +21,9 @@ from jurat.engine.ray.cluster import Cluster, connect
 from jurat.engine.ray.hosts import Host
 from jurat.engine.ray.judging import JudgeActor
 from jurat.engine.ray.machines import LearnerActor, SamplerActor
+from jurat.engine.ray.sharded import ShardedActor
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.memory import History
-from jurat.platform.errors import ConfigError
 from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 from jurat.platform.types import VerifierSpec
 
@@ -82,23 +82,24 @@ class RayHome:
         **rest: Any,
     ) -> RayEngine:
         """As ``local.build``, which every actor calls; adapters are the learner's alone: what it publishes is merged."""
-        if engine.ranks > 1:
-            raise ConfigError("the home ray holds a learner of one rank so far", where="engine.ranks",
-                              fix="set engine.ranks: 1, or engine.home: local")  # fmt: skip
         tokenizer = HFTokenizer(folder)
         hosts: list[Host] = []
 
         def made(role: str, begin: Callable[[Host], Coroutine[Any, Any, None]]) -> Host:
-            actor = SamplerActor if role == "sampler" else LearnerActor
-            hosts.append(self._host(role, actor, begin))
+            learns = LearnerActor if engine.ranks == 1 else ShardedActor
+            hosts.append(self._host(role, SamplerActor if role == "sampler" else learns, begin))
             return hosts[-1]
 
-        def make(role: str, *, lora: LoRA | None = None) -> Callable[[], local.LocalEngine]:
+        def make(role: str, *, lora: LoRA | None = None) -> Callable[[], local.LocalEngine | local.Sharded]:
             drawn_by = engine.sampler if role == "sampler" else "own"
             own = engine.model_copy(
                 update={"home": "local", "sampler": drawn_by, "threads": self.cluster.threads(role), "max_lag": 0}
             )
-            return partial(local.build, folder.resolve(), own, optim, sampling, lora=lora, **rest)
+            if role == "sampler":
+                own = own.model_copy(update={"ranks": 1, "tp": 1, "offload": False})
+            self.cluster.seat(role, own.ranks)
+            build = local.sharded if own.ranks > 1 else local.build
+            return partial(build, folder.resolve(), own, optim, sampling, lora=lora, **rest)
 
         async def begin_learner(host: Host) -> None:
             info.update(await host.ask("start", make("learner", lora=lora)))
@@ -133,13 +134,16 @@ class RayHome:
                 await values.restore(host)
 
             values = RemoteLearner(copied("critic", become))
+            values.ranks = shares
             _wait(values.host.open())
             values.checkpoint_bytes = _wait(values.host.sure("checkpoint_bytes"))
             return values
 
         info: dict[str, Any] = {}
         sampled: dict[str, Any] = {}
+        shares = engine.ranks // engine.tp
         learner = RemoteLearner(made("learner", begin_learner))
+        learner.ranks = shares
         sampler = RemoteSampler(learner, dtype=engine.dtype)
         sampler.serve(made("sampler", begin_sampler))
         try:

@@ -83,7 +83,9 @@ class LearnerActor(Machine):
     async def critic(self, optim: Optim, total_steps: int) -> None:
         """Become a value model that begins with the weights adopted."""
         with self.uncounted():
-            self._hold(await asyncio.to_thread(self.machine.critic, optim, total_steps))
+            made = await asyncio.to_thread(self.machine.critic, optim, total_steps)
+        assert isinstance(made, LocalLearner)
+        self._hold(made)
 
     def _hold(self, learner: LocalLearner) -> None:
         self.learner = learner
@@ -165,5 +167,5 @@ def _load(network: Network, packed: Mapping[str, Array]) -> None:
 
 
 def _in_process(machine: LocalEngine) -> LocalLearner:
-    assert isinstance(machine.learner, LocalLearner), "RayHome.build refuses several ranks"
+    assert isinstance(machine.learner, LocalLearner), "several ranks are a ShardedActor's"
     return machine.learner

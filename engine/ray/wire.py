@@ -58,10 +58,15 @@ def fill(views: Mapping[str, Tensor], packed: Mapping[str, Array]) -> None:
             where="weights from the learner", fix="see that every machine holds the same model folder",
         )  # fmt: skip
     for name, array in packed.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the array is read-only, and only read
-            tensor = torch.from_numpy(array)
-        views[name].copy_(tensor.view(torch.bfloat16) if array.dtype == np.int16 else tensor)
+        views[name].copy_(tensor_of(array))
+
+
+def tensor_of(array: Array) -> Tensor:
+    """The same numbers, to be read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the array is read-only
+        tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.int16 else tensor
 
 
 def size_of(packed: Mapping[str, Array]) -> int:

@@ -148,11 +148,7 @@ class SimpleValueNetwork(SimpleNetwork):
     def __init__(
         self, model: PreTrainedModel, *, dtype: torch.dtype = torch.bfloat16, checkpointing: bool = False
     ) -> None:
-        width = model.get_output_embeddings().weight.shape[1]
-        model.set_output_embeddings(nn.Identity())
-        model.score = nn.Linear(width, 1, bias=False, device=model.device)
-        nn.init.zeros_(model.score.weight)
-        super().__init__(model, dtype=dtype, checkpointing=checkpointing)
+        super().__init__(with_value_head(model), dtype=dtype, checkpointing=checkpointing)
 
     def _logprobs(self, mb: Microbatch) -> tuple[Tensor, Tensor]:
         with torch.autocast(mb.tokens.device.type, torch.bfloat16, enabled=self.dtype != torch.float32):
@@ -162,6 +158,15 @@ class SimpleValueNetwork(SimpleNetwork):
 
     def _check_head(self, tokens: Tensor, hidden: Tensor) -> None:
         """Nothing: the head is applied to last hidden states by definition."""
+
+
+def with_value_head(model: PreTrainedModel) -> PreTrainedModel:
+    """``model`` itself, ``score`` (zero) in the place of its head."""
+    width = model.get_output_embeddings().weight.shape[1]
+    model.set_output_embeddings(nn.Identity())
+    model.score = nn.Linear(width, 1, bias=False, device=model.device)
+    nn.init.zeros_(model.score.weight)
+    return model
 
 
 @contextmanager

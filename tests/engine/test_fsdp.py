@@ -7,26 +7,33 @@ import dataclasses
 import itertools
 import os
 import signal
+import threading
+from pathlib import Path
 
 import pytest
 import torch
 
-from jurat.engine import checkpoint, local
+from jurat.engine import checkpoint, local, lora
 from jurat.engine.fsdp.learner import FsdpLearner
+from jurat.engine.fsdp.lora import FsdpLoRALearner, names_of
 from jurat.engine.fsdp.processes import Processes
-from jurat.engine.fsdp.worker import RankSpec
+from jurat.engine.fsdp.worker import Rank, RankSpec, to_columns
 from jurat.engine.learner import LocalLearner, Tally
 from jurat.engine.llama.learner import LlamaNetwork
 from jurat.engine.llama.weights import FlatWeights
 from jurat.engine.reshard import Layout, within
-from jurat.engine.simple.learner import SimpleNetwork
+from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork
+from jurat.engine.simple.lora import BareScorer, SimpleLoRA
+from jurat.engine.tensorfile import lay_out, load_tensors
 from jurat.platform.errors import ConfigError, ModelError, RunFailed
-from jurat.platform.recipe import Engine, Optim, SamplingPart
+from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 from jurat.trainers.losses.clipped import Clipped
 from jurat.trainers.losses.cross_entropy import CrossEntropy
+from jurat.trainers.losses.value import ValueLoss
 
 GROUPS = [(9, (3, 5, 1)), (4, (4, 2)), (12, (2, 6))]
 OPTIM = Optim(lr=1e-2, schedule="linear", warmup_steps=1, weight_decay=0.01)
+CALM = Optim(lr=1e-3, weight_decay=0.01)
 WORLDS = [(1, 1), (2, 1), (4, 1), (4, 2)]
 OBJECTIVE = Clipped()
 
@@ -91,7 +98,7 @@ def open_ranks(group, source):
     def open_ranks(ranks=2, tp=1, folder=source, **changes) -> FsdpLearner:
         leave()
         spec = RankSpec(folder=folder, ranks=ranks, tp=tp, optim=OPTIM, total=8, **{"dtype": "float32", **changes})
-        made.append(FsdpLearner(spec, group()))
+        made.append((FsdpLoRALearner if spec.adapters else FsdpLearner)(spec, group()))
         return made[-1]
 
     def leave() -> None:
@@ -327,6 +334,52 @@ async def test_checkpoints_of_ranks_are_whole_and_exported(open_ranks, make, tmp
         assert torch.equal(weights.views(weights.master)[name], tensor.bfloat16().float())
 
 
+def test_what_is_staged_is_written_as_it_was(make, source, tmp_path):
+    """The writer is held back until an update has changed weights, moments and counters."""
+    spec = RankSpec(folder=source, ranks=1, optim=OPTIM, total=8, dtype="float32", rendezvous=f"file://{tmp_path}/meet")
+    rank, mb, go_on = Rank(spec), to_columns(make.microbatch(GROUPS)), threading.Event()
+    try:
+        rank.update([mb], OBJECTIVE)
+        before = {name: tensor.clone() for name, tensor in rank.network.slices().items()}
+        moment = {name: tensor.clone() for name, tensor in rank.optimizer.moments()["exp_avg"].items()}
+        shapes = rank.network.shapes
+        named = {f"{m}.{name}": shape for m in ("exp_avg", "exp_avg_sq") for name, shape in shapes.items()}
+        weights, moments = tmp_path / "weights.safetensors", tmp_path / "moments.safetensors"
+        rank.writer.submit(go_on.wait)
+        rank.stage([
+            (weights, "weights", lay_out(weights, shapes, dtype=torch.float32)),
+            (moments, "moments", lay_out(moments, named, dtype=torch.float32)),
+        ])  # fmt: skip
+        rank.update([mb], OBJECTIVE)
+        assert make.distance(rank.network.slices(), before) > 1e-3 and not rank.staged()
+        go_on.set()
+        while not rank.staged():
+            pass
+        assert make.distance(load_tensors(weights, dtype=torch.float32), before) == 0.0
+        written = load_tensors(moments, dtype=torch.float32)
+        assert make.distance({name: written[f"exp_avg.{name}"] for name in moment}, moment) == 0.0
+    finally:
+        go_on.set()
+        rank.close()
+
+
+async def test_a_rank_killed_while_a_checkpoint_is_written_leaves_the_one_before(open_ranks, group, make, tmp_path):
+    learner, store = open_ranks(2), checkpoint.FolderCheckpoints(tmp_path / "c")
+    await store.save(step=1, learners={"policy": learner}, source={"at": 1})
+    rounds = uneven(make, make.microbatch(GROUPS), 2)
+    writing = await store.begin(step=2, learners={"policy": learner}, source={"at": 2})
+    assert not writing.done()
+    await learner.update(rounds, OBJECTIVE)
+    assert (await writing).step == 2 and checkpoint.latest(tmp_path / "c").step == 2
+    writing = await store.begin(step=3, learners={"policy": learner}, source={"at": 3})
+    os.kill(group().pids[1], signal.SIGKILL)
+    with pytest.raises(RunFailed, match="rank 1 was killed by SIGKILL"):
+        await writing
+    said: list[str] = []
+    found = checkpoint.latest(tmp_path / "c", report=said.append)
+    assert (found.step, said) == (2, []) and checkpoint.state_of(Path(found.path)) == {"at": 2}
+
+
 async def test_another_model_is_refused_by_every_rank_and_the_group_goes_on(open_ranks, make, tmp_path):
     make.llama(intermediate_size=64).save_pretrained(tmp_path / "other")
     learner = open_ranks(2)
@@ -382,13 +435,14 @@ def sampler_dims(shapes):
     ({"ranks": 3, "tp": 2}, "3 ranks cannot be cut into groups of 2"),
     ({"tp": 2}, "1 ranks cannot be cut into groups of 2"),
     ({"ranks": 2, "offload": True}, "from their GPUs to the CPU"),
+    ({"ranks": 2, "tp": 2}, "adapters are cut over ranks by FSDP, not within layers"),
 ])  # fmt: skip
 def test_what_ranks_cannot_do_is_refused_before_anything_starts(tmp_path, engine, why):
     from jurat.engine.tiny import save_tiny
 
     save_tiny(tmp_path / "tiny", hidden=64, layers=2)
     with pytest.raises(ConfigError, match=why):
-        local.build(tmp_path / "tiny", Engine(**engine), OPTIM, SamplingPart(), total_steps=1)
+        local.build(tmp_path / "tiny", Engine(**engine), OPTIM, SamplingPart(), total_steps=1, lora=LoRA())
 
 
 def test_models_that_cannot_be_cut_are_refused(open_ranks, make, group, tmp_path):
@@ -409,3 +463,134 @@ async def test_a_rank_killed_in_an_update_ends_it(open_ranks, group, make, tmp_p
             await update
         with pytest.raises(RunFailed, match="it goes on from its last checkpoint"):
             await learner.save(tmp_path / "late")
+
+
+# ---- critics -------------------------------------------------------------------------------------------------------
+
+
+def judged(make, **options):
+    mb = make.microbatch(GROUPS, **options)
+    draw, on = torch.Generator().manual_seed(5), mb.loss_mask.float()
+    columns = {name: torch.randn(len(on), generator=draw) * on for name in ("values", "returns")}
+    return dataclasses.replace(mb, **columns)
+
+
+@pytest.mark.parametrize(("ranks", "tp"), [(1, 1), (2, 1), (4, 2)])
+@pytest.mark.parametrize("vocabulary", [97, 98])
+async def test_a_critic_learns_beside_the_policy_as_in_one_process(open_ranks, make, tmp_path, ranks, tp, vocabulary):
+    """It begins with the policy as it is; their updates take turns and do not touch each other; it is saved and loaded."""
+    make.llama(vocab_size=vocabulary).save_pretrained(source := tmp_path / "model")
+    policy, batches = open_ranks(ranks, tp, folder=source), [judged(make, seed=seed) for seed in range(3)]
+    await policy.update(uneven(make, batches[0], policy.ranks), OBJECTIVE)
+    begun = whole(policy)
+    critic, optim = policy.critic(CALM, 8), ValueLoss(0.5)
+    network = SimpleValueNetwork(make.llama(vocab_size=vocabulary), dtype=torch.float32)
+    alone = LocalLearner(network, CALM, total=8, source=source, role="critic")
+    for name, view in network.views().items():
+        view.copy_(begun.get(name, torch.zeros(())))
+    assert make.distance(whole(critic), network.views()) == 0.0
+    assert not (await critic.score(((batches[0], *[make.slice(batches[0], 0, 3)] * (critic.ranks - 1)),)))[0][0].any()
+    for mb in batches:
+        report = await critic.update(uneven(make, mb, critic.ranks), optim)
+        wanted = await alone.update(((mb,),), optim)
+        assert report.role == "critic" and report.metrics == pytest.approx(dict(wanted.metrics), rel=1e-4, abs=1e-9)
+    assert make.distance(whole(critic), network.views()) < 5e-5  # Adam's first steps make gradients near 0 large
+    assert make.distance(whole(policy), begun) == 0.0
+    await critic.save(tmp_path / "critic")
+    await alone.load(tmp_path / "critic")
+    wanted = gradient_of_one(alone, batches[1], optim)
+    assert make.distance(gradient(critic, uneven(make, batches[1], critic.ranks), optim), wanted) < 1e-5
+    network.grad.zero_()
+    await critic.update(uneven(make, batches[0], critic.ranks), optim)
+    straight = whole(critic)
+    await critic.load(tmp_path / "critic")
+    await critic.update(uneven(make, batches[0], critic.ranks), optim)
+    assert make.distance(whole(critic), straight) == 0.0
+    await alone.update(((batches[0],),), optim)
+    assert make.distance(straight, network.views()) < 5e-5
+
+
+async def test_the_head_of_a_critic_is_never_rounded(open_ranks, make):
+    critic, mb = open_ranks(2, dtype="bfloat16").critic(OPTIM, 8), judged(make)
+    await critic.update(((mb, make.slice(mb, 0, 0)),), ValueLoss())
+    head = whole(critic)["score.weight"]
+    assert head.any() and not torch.equal(head, head.bfloat16().float())
+    assert (await critic.score(((mb, mb),)))[0][0].any()
+
+
+# ---- adapters ------------------------------------------------------------------------------------------------------
+
+ADAPTERS = LoRA(rank=3, alpha=7.5)
+
+
+def adapted(model, source) -> lora.LoRALearner:
+    layout = lora.layout(source, ADAPTERS)
+    network = SimpleLoRA(model, layout, dtype=torch.float32)
+    return lora.LoRALearner(network, OPTIM, total=8, source=source, layout=layout, seed=5)
+
+
+def adapters_of(learner: lora.LoRALearner) -> dict[str, torch.Tensor]:
+    pairs = learner.network.pairs().items()
+    return {name: tensor for layer, pair in pairs for name, tensor in zip(names_of(layer), pair, strict=True)}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+async def test_adapters_learn_over_ranks_as_in_one_process(open_ranks, make, tmp_path, ranks):
+    """The model stays as it is, its reference costs nothing, and what is published is merged."""
+    calm = make.llama(initializer_range=0.1)
+    calm.save_pretrained(source := tmp_path / "model")
+    learner = open_ranks(ranks, folder=source, adapters=lora.layout(source, ADAPTERS), seed=5)
+    reference, alone = learner.keep("reference"), adapted(make.llama(initializer_range=0.1), source)
+    assert make.distance(whole(learner), {name: p.detach() for name, p in calm.named_parameters()}) == 0.0
+    for seed in range(3):
+        mb = make.microbatch(GROUPS, seed=seed)
+        report = await learner.update(uneven(make, mb, ranks), OBJECTIVE)
+        wanted = await alone.update(((mb,),), OBJECTIVE)
+        assert report.metrics == pytest.approx(dict(wanted.metrics), rel=1e-3)
+    assert make.distance(whole(learner), dict(alone.network.views())) < 1e-5
+    rounds = ((mb, *[make.slice(mb, 0, 0)] * (ranks - 1)),)
+    before, bare = (await learner.score(rounds))[0][0], (await BareScorer(alone.network).score(((mb,),)))[0][0]
+    torch.testing.assert_close((await reference.score(rounds))[0][0], bare, rtol=0, atol=3e-5)
+    assert ((await learner.score(rounds))[0][0] == before).all() and abs(before - bare).max() > 1e-3
+
+    await alone.save(tmp_path / "one")
+    await learner.load(tmp_path / "one")
+    alone.network.grad.zero_()
+    alone.network.backward(mb, OBJECTIVE, Tally())
+    wanted = {name: p.grad.clone() for name, p in adapters_of(alone).items()}
+    found = {name: torch.full(shape, torch.nan) for name, shape in learner.learned.items()}
+    for boxes in learner.wait(learner._dealt, "gradients", uneven(make, mb, ranks), OBJECTIVE):
+        for name, (box, values) in boxes.items():
+            within(found[name], tuple((0, size) for size in found[name].shape), box).copy_(torch.from_numpy(values))
+    assert make.distance(found, wanted) < 1e-5
+
+
+async def test_adapters_go_on_at_any_number_of_ranks(open_ranks, make, tmp_path):
+    make.llama(initializer_range=0.1).save_pretrained(source := tmp_path / "model")
+    layout, batches = lora.layout(source, ADAPTERS), [make.microbatch(GROUPS, seed=seed) for seed in range(2)]
+    learner = open_ranks(2, folder=source, adapters=layout, seed=5)
+    await learner.update(uneven(make, batches[0], 2), OBJECTIVE)
+    await learner.save(tmp_path / "two")
+    assert sum(path.stat().st_size for path in (tmp_path / "two").glob("*.safetensors")) == pytest.approx(
+        learner.checkpoint_bytes, rel=0.1
+    )
+    saved = whole(learner)
+    await learner.update(uneven(make, batches[1], 2), OBJECTIVE)
+    straight = whole(learner)
+    alone = adapted(make.llama(initializer_range=0.1), source)
+    await alone.load(tmp_path / "two")
+    assert make.distance(dict(alone.network.views()), saved) < 1e-6
+    await alone.save(tmp_path / "one")
+    await alone.update(((batches[1],),), OBJECTIVE)
+    assert make.distance(dict(alone.network.views()), straight) < 1e-5
+    other = open_ranks(4, folder=source, adapters=layout, seed=6)
+    await other.load(tmp_path / "one")
+    await other.update(uneven(make, batches[1], 4), OBJECTIVE)
+    assert make.distance(whole(other), straight) < 1e-5
+    await other.load(tmp_path / "two", weights_only=True)  # the next stage: merged, with adapters of its own
+    assert make.distance(whole(other), saved) == 0.0
+    with pytest.raises(RunFailed, match="the adapter of this checkpoint belongs to another model"):
+        await other.load(tmp_path / "one")
+    critic = other.critic(CALM, 8)
+    begun = whole(critic)
+    assert not begun.pop("score.weight").any() and make.distance(begun, saved) == 0.0

@@ -400,3 +400,66 @@ def test_no_cluster_at_the_address(address):
     with pytest.raises(ConfigError, match="no Ray cluster answers") as refused:
         _begin(address)
     assert refused.value.where == f"engine.ray: {address}"
+
+
+# ---- a learner over ranks ----------------------------------------------------------------------------------------
+
+
+TWO = {"home": "ray", "ranks": 2, "pools": {"main": {"cpus": 2}}}
+
+
+@pytest.mark.parametrize("kl", [0.0, pytest.param(0.1, marks=pytest.mark.soak)])
+def test_two_ranks_have_the_same_numbers(cluster, tmp_path, kl):
+    """Bit for bit; a reference is cut alike, in an actor of its own. All ranks end with their actors."""
+    changes = {"algorithm.kl.coef": kl, "steps": 2}
+    alone = train(tmp_path / "alone", {"ranks": 2}, **changes)
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    rows, steps, _ = train(tmp_path / "ray", TWO, **changes)
+    assert rows == alone[0]
+    assert steps == alone[1]
+    deadline = time.monotonic() + 30
+    while left := [p for p in psutil.Process().children(recursive=True) if p.pid not in before and _is_rank(p)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    try:
+        return "jurat.engine.fsdp.processes" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.soak
+def test_ppo_over_ranks_has_the_same_numbers(cluster, tmp_path):
+    ppo = {"algorithm": {"name": "ppo", "critic": {"lr": 1e-3}}, "steps": 2}
+    alone = train(tmp_path / "alone", {"ranks": 2}, **ppo)
+    rows, steps, _ = train(tmp_path / "ray", TWO, **ppo)
+    assert rows == alone[0]
+    assert steps == alone[1]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("struck", ["actor", "rank"])
+def test_a_rank_and_its_actor_die_together(cluster, tmp_path, struck):
+    """Whichever is killed, the other ends too, and nothing is left behind."""
+
+    def ranks():
+        return [p for p in actors("ShardedActor")[0].children(recursive=True) if _is_rank(p)]
+
+    found = []
+
+    def strike():
+        found.extend([actors("ShardedActor")[0], *ranks()])
+        (found[0] if struck == "actor" else found[-1]).kill()
+
+    with pytest.raises(RunFailed, match="the learner's process died"):
+        train(tmp_path, TWO, after={0: strike})
+    assert len(found) == 4  # the actor, the process that forks, two ranks
+    assert not psutil.wait_procs(found, timeout=30)[1]
+
+
+def test_ranks_without_a_processor_each_are_refused(cluster, tmp_path):
+    with pytest.raises(ConfigError, match="the learner's 3 ranks need a CPU each, pool main has 2") as refused:
+        train(tmp_path, {**TWO, "ranks": 3})
+    assert refused.value.where == "engine.pools.main.cpus"

@@ -1,14 +1,11 @@
 """The controller of balance: bounds, the dead band, convergence, no swinging; and a run that it moves."""
 
-import asyncio
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jurat.engine import checkpoint as checkpointing
 from jurat.platform.config import validate
 from jurat.platform.errors import ConfigError
 from jurat.trainers.allocate import UniformAllocator
