@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,6 +62,16 @@ def lay_out(path: Path, shapes: Mapping[str, Sequence[int]], *, dtype: torch.dty
         file.flush()
         reserve(file.fileno(), ends[-1])
     return dict(zip(shapes, ends, strict=False))
+
+
+def map_tensors(path: Path, shapes: Mapping[str, Sequence[int]], *, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    """Lay out such a file and map it: what is written to the tensors is what others read in it. Raises OSError."""
+    places = lay_out(path, shapes, dtype=dtype)
+    whole = torch.from_numpy(np.memmap(path, np.uint8, "r+"))
+    return {
+        name: whole[place : place + math.prod(shapes[name]) * dtype.itemsize].view(dtype).view(*shapes[name])
+        for name, place in places.items()
+    }
 
 
 def reserve(handle: int, size: int) -> None:
