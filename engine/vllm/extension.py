@@ -19,6 +19,13 @@ from jurat.engine.sampling import Draws, draw, uniforms
 
 ROWS_PER_DRAW = 16
 """Rows of float32 probabilities made at once."""
+MARKED = 4096
+"""First bytes of a file of weights, among which its mark stands."""
+
+
+def in_memory() -> str | None:
+    """A folder that lies in memory, if there is one."""
+    return "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
 class Extension:
@@ -59,13 +66,13 @@ class Extension:
             self.jurat_take((name, file.get_tensor(name)) for name in list(file.keys()))
         self.jurat_draw()
 
-    def jurat_size(self, path: str) -> dict[str, int]:
-        """{"bytes": size of a file that this worker can read, or -1}: whether the caller shares a disk with it."""
+    def jurat_sees(self, path: str, mark: str) -> dict[str, bool]:
+        """{"sees": whether a file with this mark is there for this worker, so that it can be loaded by its path}."""
         try:
             with open(path, "rb") as file:
-                return {"bytes": os.fstat(file.fileno()).st_size}
+                return {"sees": mark.encode() in file.read(MARKED)}
         except OSError:
-            return {"bytes": -1}
+            return {"sees": False}
 
     def jurat_receive(self, offset: int, data: str) -> None:
         """Bytes of such a file, base64, in order from offset 0, for a worker on another machine; "" ends it and loads it.
@@ -74,8 +81,7 @@ class Extension:
         """
         if offset == 0 or self._jurat_received is None:
             self._jurat_forget()
-            folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
-            self._jurat_received = tempfile.NamedTemporaryFile(dir=folder, prefix="jurat-weights-")  # noqa: SIM115
+            self._jurat_received = tempfile.TemporaryFile(dir=in_memory())  # noqa: SIM115
         file = self._jurat_received
         if offset != file.tell():
             raise ValueError(f"got bytes of weights from {offset}, expected them from {file.tell()}")
@@ -83,7 +89,7 @@ class Extension:
         if not data:
             file.flush()
             try:
-                self.jurat_load(file.name)
+                self.jurat_load(f"/proc/self/fd/{file.fileno()}")
             finally:
                 self._jurat_forget()
 

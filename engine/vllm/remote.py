@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import math
+import os
 import secrets
 import tempfile
 import threading
@@ -26,6 +28,7 @@ from torch import Tensor
 from jurat.engine import compute
 from jurat.engine.decoding import Row, refused
 from jurat.engine.tensorfile import map_tensors
+from jurat.engine.vllm.extension import in_memory
 from jurat.engine.vllm.server import Held, Hello, Lost, Server
 from jurat.platform import faults
 from jurat.platform.errors import ConfigError, JuratError, ModelError, RunFailed
@@ -34,7 +37,6 @@ from jurat.platform.types import Completion, Finish, Request
 T = TypeVar("T")
 log = logging.getLogger("jurat")
 
-SHARED = Path("/dev/shm")
 STREAM_TOKENS = 16
 """Tokens of a request in one message."""
 BUCKET_BYTES = 1 << 24
@@ -57,37 +59,48 @@ class Weights:
     """A file of all weights in the sampler's dtype, in memory where there is room, for a server to read.
 
     ``fill`` copies the learner's weights into tensors of these names and shapes. The file keeps what was last published: a
-    server that began anew gets it again, whatever the learner has become. Raises OSError where there is no room.
+    server that began anew gets it again, whatever the learner has become. It has no name in any folder, so that nothing is
+    left of it, however this process ends. Raises ConfigError where there is no room.
     """
 
     def __init__(
         self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, fill: Callable[[Mapping[str, Tensor]], object]
     ) -> None:
-        self._fill = fill
-        shared = SHARED if SHARED.is_dir() else None
-        self._folder = tempfile.TemporaryDirectory(dir=shared, prefix=f"jurat-weights-{secrets.token_hex(16)}-")
+        self._fill, self.mark = fill, secrets.token_hex(16)
         try:
-            self._lay_out(shapes, dtype)
+            self._tensors = self._lay_out(in_memory(), shapes, dtype)
         except OSError:
-            self._folder.cleanup()
-            if shared is None:
-                raise
-            self._folder = tempfile.TemporaryDirectory(prefix=f"jurat-weights-{secrets.token_hex(16)}-")
-            self._lay_out(shapes, dtype)
+            try:
+                self._tensors = self._lay_out(None, shapes, dtype)
+            except OSError as error:
+                size = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+                raise ConfigError(
+                    f"no room for {size / 2**30:.2f} GiB of weights on their way to the vLLM server: {error}",
+                    where="engine.vllm_url", fix="make room in /dev/shm, or in the folder that TMPDIR names",
+                ) from error  # fmt: skip
 
-    def _lay_out(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> None:
-        self.path = Path(self._folder.name) / "weights.safetensors"
-        self._tensors = map_tensors(self.path, shapes, dtype=dtype)
-        self.bytes = self.path.stat().st_size
+    def _lay_out(
+        self, folder: str | None, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype
+    ) -> Mapping[str, Tensor]:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="jurat-weights-") as named:
+            tensors = map_tensors(Path(named.name), shapes, dtype=dtype, mark=self.mark)
+            self._file = open(named.name, "rb")  # noqa: SIM115
+        self.path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        """Where a process of this user on this machine finds it."""
+        self.bytes = os.fstat(self._file.fileno()).st_size
+        return tensors
 
     def take(self) -> None:
         """The learner's weights as they are now."""
         with torch.no_grad():
             self._fill(self._tensors)
 
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._file.fileno(), size, offset)
+
     def close(self) -> None:
         self._tensors = {}
-        self._folder.cleanup()
+        self._file.close()
 
 
 class ServedSampler:
@@ -295,9 +308,10 @@ class ServedSampler:
             pending = set(tasks)
             while pending and time.monotonic() < end:
                 names = [f"generate-tokens-{name}" for name in self._streams]
-                with suppress(Lost, TimeoutError):
-                    async with asyncio.timeout(ABORT_SECONDS):
-                        await self._server.post("/abort_requests", {"request_ids": names or ["none"]})
+                if names:  # none would be all
+                    with suppress(Lost, TimeoutError):
+                        async with asyncio.timeout(ABORT_SECONDS):
+                            await self._server.post("/abort_requests", {"request_ids": names})
                 _, pending = await asyncio.wait(
                     pending, timeout=0.5
                 )  # one that had not arrived there yet is told again
@@ -324,6 +338,8 @@ class ServedSampler:
         return self.hello
 
     async def _end(self) -> None:
+        if self._asked:
+            await self._interrupt()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -333,6 +349,8 @@ class ServedSampler:
 
     async def _publish(self, version: int, load: Callable[[], None]) -> None:
         async with self._lock:
+            if self._failed:
+                raise self._failed
             await compute.run(load)
             await compute.run(self._weights.take)
             self._version = version
@@ -394,15 +412,14 @@ class ServedSampler:
 
     async def _carry(self) -> None:
         """By the file, where the server sees it; else as a stream of its bytes, a bucket at a time."""
-        path, size = self._weights.path, self._weights.bytes
-        (found,) = await self._server.rpc("jurat_size", str(path))
-        if found == {"bytes": size}:
-            await self._server.rpc("jurat_load", str(path))
+        weights, server = self._weights, self._server
+        (found,) = await server.rpc("jurat_sees", weights.path, weights.mark)
+        if found == {"sees": True}:
+            await server.rpc("jurat_load", weights.path)
             return
-        with open(path, "rb") as file:
-            for offset in [*range(0, size, BUCKET_BYTES), size]:
-                data = base64.b64encode(file.read(BUCKET_BYTES)).decode()
-                await self._server.rpc("jurat_receive", offset, data)
+        for offset in [*range(0, weights.bytes, BUCKET_BYTES), weights.bytes]:
+            data = base64.b64encode(weights.read(offset, BUCKET_BYTES)).decode()
+            await server.rpc("jurat_receive", offset, data)
 
     def _check(self, hello: Hello) -> None:
         """Raises ConfigError or ModelError if tokens drawn there would not be those that this run asks for."""

@@ -7,7 +7,6 @@ JuratErrors are final.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 import httpx2
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from pydantic_core import from_json
 
 from jurat.platform.errors import ConfigError, RunFailed
 
@@ -108,6 +108,7 @@ class Server:
         self._client = httpx2.AsyncClient(
             base_url=self.url, headers=headers, trust_env=False, limits=httpx2.Limits(max_connections=limit + 8),
             timeout=httpx2.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS), pool=None),
+            verify=self.url.startswith("https:"),  # else nothing is verified, and reading certificates takes its time
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -182,7 +183,7 @@ class Server:
             chunk = _Chunk.model_validate_json(data)
         except ValidationError as error:
             with suppress(ValueError):
-                said = json.loads(data)
+                said = from_json(data)
                 if isinstance(said, dict) and "error" in said:
                     raise Lost(f"the server says {_short(said['error'])}", answered=True) from None
             raise self.odd(_first(error), data) from error
@@ -200,7 +201,7 @@ class Server:
         if response.status_code != 200:
             raise self._refusal(path, response.status_code, said)
         try:
-            found = json.loads(said or b"{}")
+            found = from_json(said or b"{}")
         except ValueError as error:
             raise self.odd("no JSON", said) from error
         if not isinstance(found, dict):
