@@ -214,14 +214,11 @@ class Rows:
 
     def _acceptable(self, row: Row) -> bool:
         """False if the row needs no decoding: it is answered here."""
-        request, limit = row.request, self.max_length
-        if not 0 < len(request.prompt) < limit:
-            deliver(row, ConfigError(
-                f"cannot sample from a prompt of {len(request.prompt)} tokens: the model's context is {limit} tokens",
-                where=f"rollout {request.rollout_id}", fix="lower data.max_prompt_tokens",
-            ))  # fmt: skip
+        refusal = refused(row.request, self.max_length)
+        if refusal is not None:
+            deliver(row, refusal)
             return False
-        finish = row.ended(limit)
+        finish = row.ended(self.max_length)
         if finish is not None:  # an interrupted attempt that was in fact complete
             deliver(row, row.completion(finish))
         return finish is None
@@ -353,6 +350,16 @@ class PullingDecoder:
 
 def _so_far(row: Row) -> IntArray:
     return np.concatenate([row.request.prompt, np.asarray(row.tokens, dtype=np.int64)])
+
+
+def refused(request: Request, max_length: int) -> ConfigError | None:
+    """Why a prompt cannot be sampled from, if it cannot."""
+    if 0 < len(request.prompt) < max_length:
+        return None
+    return ConfigError(
+        f"cannot sample from a prompt of {len(request.prompt)} tokens: the model's context is {max_length} tokens",
+        where=f"rollout {request.rollout_id}", fix="lower data.max_prompt_tokens",
+    )  # fmt: skip
 
 
 def deliver(row: Row, result: Completion | Exception) -> None:

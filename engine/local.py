@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 
 from jurat.engine import compute, threads
 from jurat.engine.batching import BatchedSampler
-from jurat.engine.decoding import Decoder, Decoding, PullingDecoder, Rows
+from jurat.engine.decoding import Decoder, Decoding, PullingDecoder
 from jurat.engine.learner import LocalLearner, LocalScorer, Network
 from jurat.engine.lora import AdaptedNetwork, Layout, LoRALearner, layout
 from jurat.engine.meter import meter
@@ -29,14 +30,17 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from jurat.engine.fsdp.learner import FsdpLearner
+    from jurat.engine.vllm.remote import ServedSampler
+
+    LocalSampler = BatchedSampler | ServedSampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEngine:
     tokenizer: HFTokenizer
-    sampler: BatchedSampler
+    sampler: LocalSampler
     learner: LocalLearner | FsdpLearner
-    link: BatchedSampler
+    link: LocalSampler
     """The sampler itself: what it has to do at a publish depends on its own copies."""
     reference: Callable[[], Scorer]
     """Makes a scorer with a copy of the weights as they are now."""
@@ -73,7 +77,7 @@ def build(
     """
     from transformers import AutoConfig
 
-    if engine.sampler == "vllm":
+    if engine.sampler == "vllm" and not engine.vllm_url:
         settings.require()
     count = threads.choose_threads(engine.threads)
     lane = compute.MAIN
@@ -94,11 +98,11 @@ def build(
     adapters = layout(folder, lora) if lora else None
     network, decoder, reference, values = compute.call(make, folder, engine, sampling, adapters)
     if engine.sampler == "vllm":
-        rows, by = lane.call(_vllm, folder, engine, sampling, network, tokenizer.max_length)
+        shapes = {name: tuple(view.shape) for name, view in network.views().items()}
+        fill = partial(_copy, network)
+        sampler, by = _vllm(folder, engine, sampling, config, tokenizer.max_length, lane, shapes, fill, network.views)
     else:
-        own = lane.call(decoder)
-        rows, by = Decoding(own, max_concurrent=sampling.max_concurrent), {"sampler": "own", "kernels": own.kernels}
-    sampler = BatchedSampler(rows, lane)
+        sampler, by = _own(lane.call(decoder), sampling, lane)
     learner: LocalLearner
     if adapters:
         adapted = cast(AdaptedNetwork, network)
@@ -142,9 +146,6 @@ def refuse(engine: Engine, lora: LoRA | None) -> None:
     if engine.tp > 1 and lora:
         raise ConfigError("adapters are cut over ranks by FSDP, not within layers", where="engine.tp",
                           fix="set engine.tp: 1")  # fmt: skip
-    if engine.ranks > 1 and engine.sampler == "vllm":  # closing vLLM ends torch's process groups
-        raise ConfigError("engine.sampler: vllm goes with a learner in one process", where="engine.ranks",
-                          fix="set engine.ranks: 1, or engine.sampler: own")  # fmt: skip
     if engine.offload and (engine.ranks == 1 or engine.device == "cpu"):
         raise ConfigError("engine.offload moves slices of several ranks from their GPUs to the CPU", where="engine.offload",
                           fix="set engine.ranks above 1 and engine.device: cuda, or leave it out")  # fmt: skip
@@ -210,19 +211,23 @@ def _sampled(
     learner = made.learner
     compute.call(threads.set_up, made.info["threads"])
     try:
-        if simple:
-            decoder = lane.call(lambda: home.simple_decoder(_load(folder, getattr(torch, engine.dtype), engine.device), learner))
+        if engine.sampler == "vllm":
+            sampler, by = _vllm(
+                folder, engine, sampling, config, made.tokenizer.max_length, lane, learner.shapes, learner.pull
+            )
+        elif simple:
+            model = lane.call(_load, folder, getattr(torch, engine.dtype), engine.device)
+            sampler, by = _own(lane.call(home.simple_decoder, model, learner), sampling, lane)
         else:
-            decoder = lane.call(home.fast_decoder, config, engine, learner)
+            sampler, by = _own(lane.call(home.fast_decoder, config, engine, learner), sampling, lane)
     except BaseException:
         made.close()
         raise
 
-    sampler = BatchedSampler(Decoding(decoder, max_concurrent=sampling.max_concurrent), lane)
     return LocalEngine(
         tokenizer=made.tokenizer, sampler=sampler, learner=learner, link=sampler,
         reference=lambda: learner.keep("reference"), critic=made.critic,
-        info={**made.info, "sampler": "own", "why": simple, "kernels": decoder.kernels},
+        info={**made.info, "why": simple, **by},
     )  # fmt: skip
 
 
@@ -250,15 +255,43 @@ def _critic(make: Callable[[], Network], policy: Network, optim: Optim, total_st
     return LocalLearner(network, optim, total=total_steps, source=source, role="critic")
 
 
+def _own(decoder: Decoder, sampling: SamplingPart, lane: compute.Lane) -> tuple[LocalSampler, Mapping[str, str]]:
+    rows = Decoding(decoder, max_concurrent=sampling.max_concurrent)
+    return BatchedSampler(rows, lane), {"sampler": "own", "kernels": decoder.kernels}
+
+
 def _vllm(
-    folder: Path, engine: Engine, sampling: SamplingPart, network: Network, longest: int
-) -> tuple[Rows, Mapping[str, str]]:
-    """The rows of a vLLM engine with the learner's weights, and who computes them."""
+    folder: Path, engine: Engine, sampling: SamplingPart, config: PretrainedConfig, longest: int,
+    lane: compute.Lane, shapes: Mapping[str, Sequence[int]], fill: Callable[[Mapping[str, Tensor]], object],
+    views: Callable[[], Mapping[str, Tensor]] | None = None,
+) -> tuple[LocalSampler, Mapping[str, str]]:  # fmt: skip
+    """The sampler of a vLLM engine, here or at a URL, and who computes. ``fill`` copies the learner's weights into tensors of
+    these names and shapes; ``views``: the weights themselves, where they lie in this process."""
+    dtype = getattr(torch, engine.dtype)
+    if engine.vllm_url:
+        from jurat.engine.vllm.remote import ServedSampler, Weights
+
+        model = json.loads(config.get_text_config().to_json_string(use_diff=False))
+        served = ServedSampler(
+            engine.vllm_url, Weights(shapes, dtype, fill), model=model, dtype=engine.dtype, max_length=longest,
+            max_concurrent=sampling.max_concurrent, seconds=engine.hang_seconds,
+        )  # fmt: skip
+        return served, {"sampler": f"vllm {served.hello.vllm} at {engine.vllm_url}", "kernels": "vllm"}
     from jurat.engine.vllm.sampler import VllmRows
 
-    made = settings.start(folder, engine, sampling)
-    rows = VllmRows(made, max_length=longest, dtype=getattr(torch, engine.dtype), source=network.views)
-    return rows, {"sampler": f"vllm {settings.version()}", "kernels": "vllm"}
+    def filled() -> Mapping[str, Tensor]:
+        whole = {name: torch.empty(*shape, dtype=dtype) for name, shape in shapes.items()}
+        fill(whole)
+        return whole
+
+    made = lane.call(settings.start, folder, engine, sampling)
+    rows = VllmRows(made, max_length=longest, dtype=dtype, source=views or filled)
+    return BatchedSampler(rows, lane), {"sampler": f"vllm {settings.version()}", "kernels": "vllm"}
+
+
+def _copy(network: Network, into: Mapping[str, Tensor]) -> None:
+    for name, view in network.views().items():
+        into[name].copy_(view)
 
 
 Made = tuple[Network, Callable[[], Decoder], Callable[[], Scorer], Callable[[], Network]]

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,17 +51,31 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     return "sha256:" + sha.hexdigest()
 
 
-def lay_out(path: Path, shapes: Mapping[str, Sequence[int]], *, dtype: torch.dtype) -> Mapping[str, int]:
+def lay_out(
+    path: Path, shapes: Mapping[str, Sequence[int]], *, dtype: torch.dtype, mark: str = ""
+) -> Mapping[str, int]:
     """Make a safetensors file of zeros, its room taken on the disk; {name: first byte}, for several writers to fill.
 
-    Raises OSError, as of a full disk: once this returns, writing cannot fail for want of room.
+    ``mark`` stands in its first bytes. Raises OSError, as of a full disk: once this returns, writing cannot fail for want of room.
     """
-    head, ends = _head({name: (dtype, shape) for name, shape in shapes.items()})
+    head, ends = _head({name: (dtype, shape) for name, shape in shapes.items()}, mark)
     with open(path, "wb") as file:
         file.write(head)
         file.flush()
         reserve(file.fileno(), ends[-1])
     return dict(zip(shapes, ends, strict=False))
+
+
+def map_tensors(
+    path: Path, shapes: Mapping[str, Sequence[int]], *, dtype: torch.dtype, mark: str = ""
+) -> Mapping[str, Tensor]:
+    """Lay out such a file and map it: what is written to the tensors is what others read in it. Raises OSError."""
+    places = lay_out(path, shapes, dtype=dtype, mark=mark)
+    whole = torch.from_numpy(np.memmap(path, np.uint8, "r+"))
+    return {
+        name: whole[place : place + math.prod(shapes[name]) * dtype.itemsize].view(dtype).view(*shapes[name])
+        for name, place in places.items()
+    }
 
 
 def reserve(handle: int, size: int) -> None:
@@ -71,9 +86,9 @@ def reserve(handle: int, size: int) -> None:
         os.ftruncate(handle, size)
 
 
-def _head(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> tuple[bytes, list[int]]:
+def _head(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], mark: str = "") -> tuple[bytes, list[int]]:
     """(header of a safetensors file, first byte of each tensor and the end of the last)."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **({"mark": mark} if mark else {})}}
     ends = [0]
     for name, (dtype, shape) in tensors.items():
         ends.append(ends[-1] + math.prod(shape) * dtype.itemsize)

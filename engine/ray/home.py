@@ -18,7 +18,7 @@ from jurat.engine import local
 from jurat.engine.meter import meter
 from jurat.engine.ray.adapters import RemoteJudge, RemoteLearner, RemoteSampler, RemoteScorer
 from jurat.engine.ray.cluster import Cluster, connect
-from jurat.engine.ray.hosts import Host
+from jurat.engine.ray.hosts import Host, Lost
 from jurat.engine.ray.judging import JudgeActor
 from jurat.engine.ray.machines import LearnerActor, SamplerActor
 from jurat.engine.ray.sharded import ShardedActor

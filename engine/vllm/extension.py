@@ -5,8 +5,12 @@ vLLM makes ``Extension`` a base of its worker class. Names begin with ``jurat_``
 
 from __future__ import annotations
 
+import base64
+import json
+import os
+import tempfile
 from collections.abc import Iterable
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +19,39 @@ from jurat.engine.sampling import Draws, draw, uniforms
 
 ROWS_PER_DRAW = 16
 """Rows of float32 probabilities made at once."""
+MARKED = 4096
+"""First bytes of a file of weights, among which its mark stands."""
+
+
+def in_memory() -> str | None:
+    """A folder that lies in memory, if there is one."""
+    return "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
 class Extension:
     model_runner: Any
+    vllm_config: Any
+    _jurat_received: IO[bytes] | None = None
+
+    def jurat_hello(self) -> dict[str, Any]:
+        """What a client has to know before it asks for a token; JSON values."""
+        import vllm
+
+        config, runner = self.vllm_config, self.model_runner
+        return {
+            "vllm": vllm.__version__,
+            "model": json.loads(config.model_config.hf_text_config.to_json_string(use_diff=False)),
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "max_length": int(config.model_config.max_model_len),
+            "workers": int(config.parallel_config.world_size_across_dp),
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
+            "runner_v1": hasattr(runner, "requests") and hasattr(runner, "input_batch"),
+        }
 
     def jurat_draw(self) -> None:
         """From now on tokens are drawn as the own sampler draws them."""
-        self.model_runner.sampler = Drawing(self.model_runner)
+        if not isinstance(self.model_runner.sampler, Drawing):
+            self.model_runner.sampler = Drawing(self.model_runner)
 
     def jurat_take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Replace all weights by these, which have Hugging Face names. For a worker in the process that has them."""
@@ -30,11 +59,44 @@ class Extension:
         repack(self.model_runner.get_model())
 
     def jurat_load(self, path: str) -> None:
-        """The same from a safetensors file, for a worker elsewhere on the machine."""
+        """The same from a safetensors file, for a worker elsewhere on the machine; then tokens are drawn as ours are."""
         from safetensors import safe_open
 
         with safe_open(path, framework="pt") as file:
             self.jurat_take((name, file.get_tensor(name)) for name in list(file.keys()))
+        self.jurat_draw()
+
+    def jurat_sees(self, path: str, mark: str) -> dict[str, bool]:
+        """{"sees": whether a file with this mark is there for this worker, so that it can be loaded by its path}."""
+        try:
+            with open(path, "rb") as file:
+                return {"sees": mark.encode() in file.read(MARKED)}
+        except OSError:
+            return {"sees": False}
+
+    def jurat_receive(self, offset: int, data: str) -> None:
+        """Bytes of such a file, base64, in order from offset 0, for a worker on another machine; "" ends it and loads it.
+
+        Raises ValueError if a piece is missing.
+        """
+        if offset == 0 or self._jurat_received is None:
+            self._jurat_forget()
+            self._jurat_received = tempfile.TemporaryFile(dir=in_memory())  # noqa: SIM115
+        file = self._jurat_received
+        if offset != file.tell():
+            raise ValueError(f"got bytes of weights from {offset}, expected them from {file.tell()}")
+        file.write(base64.b64decode(data, validate=True))
+        if not data:
+            file.flush()
+            try:
+                self.jurat_load(f"/proc/self/fd/{file.fileno()}")
+            finally:
+                self._jurat_forget()
+
+    def _jurat_forget(self) -> None:
+        if self._jurat_received is not None:
+            self._jurat_received.close()
+            self._jurat_received = None
 
 
 def repack(model: nn.Module) -> None:

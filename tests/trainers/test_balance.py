@@ -1,5 +1,6 @@
 """The controller of balance: bounds, the dead band, convergence, no swinging; and a run that it moves."""
 
+import itertools
 import math
 
 import pytest
@@ -105,7 +106,7 @@ def test_it_cannot_swing(period):
     up, down = {"sampler": 0.1, "judge": 1.0, "learner": 0.1}, {"sampler": 1.0, "judge": 0.1, "learner": 0.1}
     moves, _ = play(([up] * PATIENCE * period + [down] * PATIENCE * period) * 100, [workers()])
     signs = [move.knob.value > move.before for move in moves]
-    turns = sum(a != b for a, b in zip(signs, signs[1:], strict=False))
+    turns = sum(a != b for a, b in itertools.pairwise(signs))
     assert turns <= math.log2(period) + 1
 
 
