@@ -1,14 +1,14 @@
 """Steps of RL on 8 to 1,024 GPUs, by a discrete-event model: where the time goes, and what saturates first.
 
-    python benchmarks/scale_sim.py [--tables published scale driver] [--seed 0] [--json OUT]
+    python benchmarks/scale_sim.py [--tables published scale driver] [--seed 0] [--json OUT]      half a minute on one core
 
-Half a minute on one core; equal seeds give equal figures. Batch s is planned when version s - lag is out. Its requests wait
+Equal seeds give equal figures. Batch s is planned when version s - lag is out. Its requests wait
 for a free row of a sampler; a prompt is prefilled once; all rows of a sampler decode in step, and a token takes what reading
 weights and cache takes, or the arithmetic, if that is longer, and a constant. Completions pass the driver, one at a time, and
 a free judge. The whole batch goes through the driver to the learner: (6 + 2 passes) flops a parameter and token. Weights then
 go to the samplers, which stand still for it and compute the cache of rows in flight anew. Colocated, the learner's seconds are
-taken from the samplers, on all GPUs; else ``sampling`` GPUs decode and the others learn. Left out: the arithmetic of
-attention, pipeline bubbles, stragglers, failures, evaluation, checkpoints.
+taken from the samplers, on all GPUs; else ``sampling`` GPUs decode and the others learn. Left out: the arithmetic of attention,
+pipeline bubbles, stragglers, failures, evaluation, checkpoints.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Model:
 class Costs:
     """Constants of machines and software. Fitted to published *phases*: ``hbm`` and ``step`` to the generation of verl's colocated
     7B on 128 H20 (178 s), ``mfu`` to log-probs and update of the same on 32, 64 and 128 (377, 204, 168 s), ``moe`` to those of
-    its 30B-A3B (136 s), ``link`` to its sync of 30B (61 GB in 7 s). Measured: ``driver`` and ``batch`` by ``benchmarks/driver.py``,
+    its 30B-A3B (136 s), ``link`` to its sync of 30B (61 GB in 7 s). Measured: ``driver`` and ``batch`` by ``benchmarks/driver.py --ray``,
     ``judge`` by ``benchmarks/verifiers.py`` (0.11 ms, doubled for what surrounds it). Assumed: the others."""
 
     hbm: float = 0.75  # share of the memory's bandwidth that decoding reaches
@@ -68,8 +68,8 @@ class Costs:
     link: float = 8.7e9  # bytes/s at which the whole weights reach samplers elsewhere
     near: float = 50e9  # bytes/s into each GPU, colocated
     wake: float = 2.0  # seconds that a colocated step loses in changing roles, there and back
-    driver: float = 1e-4  # seconds of the driver for a completion as it comes
-    batch: float = 2.5e-5  # seconds of the driver for a sample of a whole batch, before the update
+    driver: float = 1.6e-4  # seconds of the driver for a completion as it comes
+    batch: float = 4e-5  # seconds of the driver for a sample of a whole batch, before the update
     judge: float = 2e-4  # seconds of a verdict
     judges: int = 64
     rows: int = 1024  # of a replica at most; its memory may hold fewer
@@ -127,8 +127,9 @@ def learn(job: Job, costs: Costs, tokens: float) -> float:
 
 
 def sync(job: Job, costs: Costs) -> float:
-    weights = 2 * job.model.params
-    return weights / costs.link if job.sampling else weights / job.tp / costs.near + costs.wake
+    return 2 * job.model.params / (costs.link if job.sampling else job.tp * costs.near) + costs.wake * (
+        not job.sampling
+    )
 
 
 def rows_of(job: Job, costs: Costs) -> int:
@@ -144,8 +145,7 @@ def median_of(mean: float, sigma: float, cap: float) -> float:
     ``m exp(sigma^2 / 2) Phi(z - sigma) + cap (1 - Phi(z))``, z = log(cap / m) / sigma."""
     phi, low, high = NormalDist().cdf, 1e-3, cap * 1e3
     for _ in range(80):
-        m = math.sqrt(low * high)
-        z = math.log(cap / m) / sigma
+        m, z = (middle := math.sqrt(low * high)), math.log(cap / middle) / sigma
         found = m * math.exp(sigma**2 / 2) * phi(z - sigma) + cap * (1 - phi(z))
         low, high = (m, high) if found < mean else (low, m)
     return m
@@ -155,10 +155,8 @@ def lengths(job: Job, batch: int, seed: int) -> list[float]:
     """Completion lengths of a batch: the same for any number of GPUs and any lag."""
     if not job.sigma:
         return [job.mean] * job.size
-    middle = math.log(median_of(job.mean, job.sigma, job.cap))
-    drawn: list[float] = (
-        np.random.default_rng((seed, batch)).lognormal(middle, job.sigma, job.size).clip(1, job.cap).tolist()
-    )
+    middle, draw = math.log(median_of(job.mean, job.sigma, job.cap)), np.random.default_rng((seed, batch))
+    drawn: list[float] = draw.lognormal(middle, job.sigma, job.size).clip(1, job.cap).tolist()
     return drawn
 
 
@@ -181,18 +179,15 @@ class Replica:
 class Run:
     def __init__(self, job: Job, costs: Costs, steps: int, seed: int) -> None:
         self.job, self.costs, self.steps, self.seed = job, costs, steps, seed
-        self.events: list[
-            tuple[float, int, Callable[..., None], tuple[Any, ...]]
-        ] = []  # (time, order, method, arguments)
+        self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []  # time, order, what to do
         self.order, self.room = itertools.count(), rows_of(job, costs)
         self.replicas = [Replica() for _ in range((job.sampling or job.gpus) // job.tp)]
-        self.waiting: deque[tuple[int, int]] = deque()
+        self.waiting, self.learning = deque[tuple[int, int]](), False
         self.drawn: dict[int, list[float]] = {}
         self.open: dict[int, int] = {}  # batch -> samples that are not judged
         self.ready, self.busy = defaultdict[int, float](float), defaultdict[str, float](float)
         self.trained, self.ends = Counter[tuple[int, int]](), list[float]()
         self.judges, self.driver, self.stand = [0.0] * costs.judges, 0.0, 0.0  # when they are free, and samplers go on
-        self.learning = False
 
     def at(self, time: float, do: Callable[..., None], *args: Any) -> None:
         heapq.heappush(self.events, (time, next(self.order), do, args))
@@ -292,13 +287,13 @@ def simulate(job: Job, costs: Costs | None = None, *, steps: int = 6, seed: int 
     while run.events:
         time, _, do, args = heapq.heappop(run.events)
         do(time, *args)
-    first, wall = job.lag, run.ends[-1]
+    wall = run.ends[-1]
     sampler = sum(replica.busy for replica in run.replicas) / len(run.replicas) / wall
     shares = {name: run.busy[name] / wall for name in ("learner", "driver", "judge")}
-    return Result((run.ends[first + steps] - run.ends[first]) / steps, sampler, trained=run.trained, **shares)
+    return Result((run.ends[job.lag + steps] - run.ends[job.lag]) / steps, sampler, trained=run.trained, **shares)
 
 
 if __name__ == "__main__":
-    from scale_tables import main  # benchmarks/scale_tables.py: published steps, and tables of this model
+    import scale_tables  # beside this file: steps that others report, and the tables
 
-    main()
+    scale_tables.main()

@@ -79,25 +79,25 @@ def published(seed: int) -> Rows:
 
 
 def scale(seed: int) -> Rows:
-    """Seconds a step of one job (7B, 512 prompts x 16, lognormal lengths of mean 2,000 up to 16,384) by GPUs, place and lag."""
+    """Seconds a step of one job (7B, 256 prompts x 16, lognormal lengths of mean 2,000 up to 16,384) by GPUs, place and lag."""
     rows = []
     for share, place in ((0.0, "colocated"), (0.5, "half sample")):
         for lag in range(5):
             row: dict[str, Any] = {"place": place, "max_lag": lag}
             for gpus in GPUS:
-                job = Job(SEVEN, H100, gpus, 1, 512, 16, 2000, 16_384, lag=lag, sampling=int(gpus * share))
+                job = Job(SEVEN, H100, gpus, 1, 256, 16, 2000, 16_384, lag=lag, sampling=int(gpus * share))
                 row[f"{gpus} GPUs"] = simulate(job, seed=seed).step
             rows.append(row)
     return rows
 
 
 def driver(seed: int) -> Rows:
-    """The driver's share where samples are short and many: 1.5B, completions of 512 tokens, 64 samples a GPU and step, lag 2."""
+    """The driver's share where samples are short and many: 1.5B, completions of 512 tokens, 32 samples a GPU and step, lag 2."""
     rows = []
     for gpus in GPUS:
         row: dict[str, Any] = {"GPUs": gpus}
         for name, costs in {"as measured": Costs(), "none": Costs(driver=0.0, batch=0.0)}.items():
-            job = Job(SMALL, H100, gpus, 1, 4 * gpus, 16, 512, 512, sigma=0.0, lag=2, sampling=gpus // 2)
+            job = Job(SMALL, H100, gpus, 1, 2 * gpus, 16, 512, 512, sigma=0.0, lag=2, sampling=gpus // 2)
             found = simulate(job, costs, seed=seed, steps=3)
             row |= {f"driver {name}: samples/s": job.size / found.step, f"driver {name}: busy": found.driver}
         rows.append(row)
@@ -105,16 +105,12 @@ def driver(seed: int) -> Rows:
 
 
 def markdown(rows: Rows) -> str:
-    """Numbers of at least 10 without a fraction."""
+    """Three digits or more."""
 
     def cell(value: Any) -> str:
-        return (
-            f"{value:,.0f}"
-            if isinstance(value, float) and abs(value) >= 10
-            else f"{value:.2f}"
-            if isinstance(value, float)
-            else str(value)
-        )
+        if not isinstance(value, float):
+            return str(value)
+        return f"{value:,.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
 
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [names, ["---"] * len(names), *([cell(row.get(name, "")) for name in names] for row in rows)]
