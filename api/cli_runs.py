@@ -430,6 +430,96 @@ def verify(run: RunArgument, database: Database = None, as_json: terminal.AsJson
         raise typer.Exit(1)
 
 
+# ---- runs timeline -----------------------------------------------------------------------------------------------
+
+STEP_PHASES = {"seconds/update": "train", "seconds/publish": "sync"}
+"""Those that all samples of a step have in common."""
+
+
+@runs_app.command("timeline")
+def timeline(
+    run: RunArgument,
+    step: Annotated[int | None, typer.Option(min=1, help="Samples of this step, the slowest first.")] = None,
+    stage: Annotated[str | None, typer.Option(help="Of this stage.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many steps (the last) or samples.")] = 20,
+    database: Database = None,
+    as_json: terminal.AsJson = False,
+) -> None:
+    """Where the time went, in seconds by phase: of each step, or of the samples of one."""
+    from jurat.platform.runs.rollouts import read
+
+    with _store(database) as store:
+        found = store.run(run)
+        points = [p for p in store.metrics(found, stage=stage) if p.name.startswith(("timeline/", "idle/", "seconds/"))]
+        steps: dict[tuple[str, int], dict[str, float]] = {}
+        for point in points:
+            steps.setdefault((point.stage, point.step), {})[point.name] = point.value
+        if step is None:
+            chosen = [{"stage": s, "step": n + 1, **values} for (s, n), values in steps.items()][-limit:]
+            _say_steps(found.id, chosen, as_json=as_json)
+            return
+        page = read(store, found, step=step - 1, stage=stage, limit=None)
+    samples = [_timed(record, steps.get((record.stage, record.step), {})) for record in page.records]
+    samples.sort(key=lambda sample: -sum(sample["seconds"].values()))
+    for fault in page.faults:
+        terminal.note(f"warning: {fault}")
+    if as_json:
+        terminal.print_json({"run": found.id, "samples": samples[:limit], "faults": page.faults})
+        return
+    phases = list(dict.fromkeys(name for sample in samples for name in sample["seconds"]))
+    terminal.print_table(
+        ["problem", "visit.index", "tokens", *phases, "verifiers"],
+        [
+            (each["problem"][:12], f"{each['visit']}.{each['index']}", each["tokens"],
+             *(f"{each['seconds'].get(phase, 0.0):.3f}" for phase in phases),
+             "  ".join(f"{name} {seconds:.3f}" for name, seconds in each["verifiers"].items()))
+            for each in samples[:limit]
+        ],
+        right=range(1, 3 + len(phases)),
+    )  # fmt: skip
+
+
+def _say_steps(run: str, steps: list[dict[str, Any]], *, as_json: bool) -> None:
+    from jurat.platform.types import PHASES
+
+    if as_json:
+        terminal.print_json({"run": run, "steps": steps})
+        return
+
+    def both(step: Mapping[str, Any], phase: str) -> str:
+        name = f"timeline/{phase}"
+        return f"{step[f'{name}_mean']:.3f} {step[f'{name}_p95']:.3f}" if f"{name}_mean" in step else "-"
+
+    def share(step: Mapping[str, Any], name: str) -> str:
+        return f"{100 * step[name]:.0f} %" if name in step else "-"
+
+    terminal.print_table(
+        ["stage", "step", *(f"{phase} p95" for phase in PHASES), *STEP_PHASES.values(), "idle: sampler", "learner"],
+        [
+            (each["stage"], each["step"], *(both(each, phase) for phase in PHASES),
+             *(f"{each.get(name, 0.0):.3f}" for name in STEP_PHASES),
+             share(each, "idle/sampler"), share(each, "idle/learner"))
+            for each in steps
+        ],
+        right=range(1, 6 + len(PHASES)),
+    )  # fmt: skip
+
+
+def _timed(record: Record, values: Mapping[str, float]) -> dict[str, Any]:
+    rollout = record.scored.rollout
+    of_step = {phase: values[name] for name, phase in STEP_PHASES.items() if name in values}
+    return {
+        "rollout": rollout.id,
+        "problem": rollout.problem.id,
+        "visit": rollout.visit,
+        "index": rollout.index,
+        "tokens": rollout.num_completion_tokens,
+        "spans": [[span.start, span.end, span.version] for span in rollout.spans],
+        "seconds": {**record.scored.seconds, **of_step},
+        "verifiers": {name: verdict.seconds for name, verdict in record.scored.judgement.verdicts.items()},
+    }
+
+
 # ---- rollouts ----------------------------------------------------------------------------------------------------
 
 

@@ -141,7 +141,7 @@ def _refuse(recipe: parts.Recipe) -> None:
                 fix="leave it out, or give the stage an optim: of its own",
             )
         return
-    if clip is not None and recipe.updates_per_step * recipe.epochs == 1:
+    if clip is not None and recipe.updates_per_step * recipe.epochs == 1 and not recipe.engine.max_lag:
         raise ConfigError(
             "optim.kl_clip goes by how far the policy is from the one that sampled, and with updates_per_step x epochs = 1 "
             "each update begins there: it would do nothing",

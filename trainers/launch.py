@@ -41,7 +41,7 @@ from jurat.trainers.limits import Limits
 from jurat.trainers.loop import Reached, Run
 from jurat.trainers.loop import train as run_loop
 from jurat.trainers.offline import KINDS, Given, RolloutMaker
-from jurat.trainers.presets import filled
+from jurat.trainers.presets import filled, staleness
 from jurat.trainers.rollouts import Rollouts
 from jurat.trainers.samples import Algorithm
 from jurat.trainers.signals import StopOnSignals
@@ -403,7 +403,7 @@ class _Stage:
         """What a person should know of the stage before it begins."""
         recipe = self.recipe
         notes = [f"skipped {row}" for row in _bad_rows(self.prepared.sets)]
-        notes += [*filter(None, [_trainable(recipe, self.launch.home)]), *bias(recipe, algorithm)]
+        notes += [*filter(None, [_trainable(recipe, self.launch.home)]), *bias(recipe, algorithm), *staleness(recipe)]
         if recipe.engine.balance:
             notes.append("engine.balance moves limits by the clock: another run of this recipe need not be equal to this one")
         if recipe.checkpoint.every is None and recipe.steps - first_step > LONG:
@@ -632,7 +632,7 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
         kept = keep(sets, tokenizer, stage, notes.append)
         given = not isinstance(stage.algorithm, PolicyGradient)
         samples = stage.prompts_per_step if given else _samples_at_most(stage)
-        notes += bias(stage, build_algorithm(stage))
+        notes += [*bias(stage, build_algorithm(stage)), *staleness(stage)]
         learns = _trainable(stage, home)
         notes += [f"{name}: {learns}" if name else learns] if learns else []
         out.append(

@@ -14,6 +14,7 @@ from jurat.platform.recipe import (
     AdvantageName,
     AggregationName,
     Allocation,
+    Correction,
     Critic,
     Dapo,
     LossName,
@@ -25,6 +26,10 @@ from jurat.platform.recipe import (
 )
 
 PLAIN = Shaping()
+BEHIND = (Correction(name="tis", high=2.0),)
+"""With a lag, where a recipe gives no corrections: the ratio of the policy before the update to the one that drew a token, cut at
+2. That is the decoupled objective (AReaL, arXiv 2505.24298, eq. 5) with the bound of truncated importance sampling (Yao et
+al. 2025)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,8 @@ def _filled(recipe: Recipe) -> Recipe:
     clips = () if part.loss == "plain" else ("clip_low", "clip_high")  # nothing to clip
     names = ("advantage", "loss", "aggregation", *clips)
     found = {name: getattr(preset, name) for name in names if getattr(part, name) is None}
+    if recipe.engine.max_lag and "corrections" not in part.model_fields_set:
+        found["corrections"] = BEHIND
     if part.shaping is None:
         found["shaping"] = _shaping(preset, recipe)
     if (
@@ -115,6 +122,22 @@ def _filled(recipe: Recipe) -> Recipe:
     if preset.updates_per_step is not None and "updates_per_step" not in recipe.model_fields_set:
         out["updates_per_step"] = preset.updates_per_step
     return recipe.model_copy(update=out)
+
+
+def staleness(recipe: Recipe) -> list[str]:
+    """What ``engine.max_lag`` and ``engine.lockstep`` do in a stage, filled; empty where both are left out."""
+    engine, part = recipe.engine, recipe.algorithm
+    if not engine.max_lag:
+        return ["engine.lockstep does nothing at engine.max_lag 0: sampler and learner take turns"] * engine.lockstep
+    if not isinstance(part, PolicyGradient):
+        return [f"engine.max_lag does nothing here: algorithm.name {part.name} learns from given completions"]
+    ratio = next((each for each in part.corrections if each.name in ("tis", "icepop", "decoupled")), None)
+    if ratio is None:
+        said = "algorithm.corrections has no ratio, so that nothing corrects for it"
+    else:
+        bound = {"tis": f" up to {ratio.high:g}", "icepop": f" within [{ratio.low:g}, {ratio.high:g}]", "decoupled": ""}
+        said = f"algorithm.corrections weighs each by {ratio.name}{bound[ratio.name]}"
+    return [f"engine.max_lag {engine.max_lag}: tokens may be of a policy up to {engine.max_lag} step{"s" * (engine.max_lag > 1)} old; {said}"]
 
 
 def _shaping(preset: Preset, recipe: Recipe) -> Shaping:

@@ -29,6 +29,7 @@ from jurat.platform.faults import point
 from jurat.platform.runs.records import Part, RunInfo
 from jurat.platform.runs.store import Store
 from jurat.platform.types import (
+    PHASES,
     Allocation,
     Batch,
     Group,
@@ -62,6 +63,7 @@ _VERDICT = pa.struct([
 ])  # fmt: skip
 _SPAN = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("version", pa.int64())])
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.large_string())])
+_SECONDS = pa.struct([(phase, pa.float32()) for phase in PHASES])
 _PART = pa.struct([("member", pa.string()), ("score", pa.float64())])
 
 SCHEMA = pa.schema(
@@ -104,6 +106,7 @@ SCHEMA = pa.schema(
         ("reward_steps", pa.list_(_STEP)),
         ("status", pa.string()),  # of the first member
         ("verdicts", pa.list_(_VERDICT)),
+        ("seconds", _SECONDS),  # by phase; null where nothing was sampled, and in parts written before there was one
     ]
 )
 _REPEATED = [
@@ -344,6 +347,7 @@ def _row(scored: Scored, baseline: bool, *, texts: bool) -> dict[str, Any]:
         "reward_steps": [_step(step) for step in reward.steps],
         "status": first.status if first else None,
         "verdicts": [_verdict(name, verdict) for name, verdict in judgement.verdicts.items()],
+        "seconds": dict(scored.seconds) or None,
     }
 
 
@@ -541,7 +545,7 @@ def _record(row: Mapping[str, Any]) -> Record:
             greedy_baseline=row["greedy_baseline"],
             evidence=json.loads(row["allocation_evidence"]),
         ),
-        scored=Scored(rollout=rollout, judgement=judgement),
+        scored=Scored(rollout=rollout, judgement=judgement, seconds=row.get("seconds") or {}),
     )
 
 
