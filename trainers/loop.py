@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -102,7 +103,7 @@ async def train(
 
     version, last, metrics = run.first_step, None, dict[str, float]()
     for step in range(run.first_step, run.num_steps):
-        clock = Clock(lambda phase, step=step: memory.note(step, phase))
+        clock = Clock(partial(memory.note, step))
         batch = await buffer.take(step)
         if batch is None:
             break
