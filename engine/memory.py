@@ -119,7 +119,9 @@ def read_model(folder: Path) -> Model:
     try:
         return _model(family, config)
     except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise ModelError(f"config.json lacks a size or has a wrong one: {error!r}", where=str(path), fix="fetch the model again") from None
+        raise ModelError(
+            f"config.json lacks a size or has a wrong one: {error!r}", where=str(path), fix="fetch the model again"
+        ) from None
 
 
 def _model(family: str, config: Mapping[str, Any]) -> Model:
@@ -236,6 +238,8 @@ def _weights(model: Model, engine: Engine, lora: LoRA | None) -> list[Part]:
         parts.append(Part(name="working copies", bytes=size * (width + (width if width < MASTER else 0))))
     elif fast and width < MASTER:
         parts.append(Part(name="working copy", bytes=width * size))
+    if not fast and engine.device == "cpu":  # tensors were copied into one buffer: the process keeps their places
+        parts.append(Part(name="left by loading", bytes=MASTER * size // 2))
     learns = model.adapters(lora) if lora else size
     if lora:
         parts.append(Part(name="adapters", bytes=MASTER * learns))
@@ -266,7 +270,7 @@ def _decoding(model: Model, work: Work, engine: Engine) -> list[Part]:
         cache = token * (work.prompts * work.prompt + work.sampled * own * 5 // 4)  # a quarter more while it grows
         prefill = work.prompts * work.prompt
     else:
-        cache = token * work.sampled * (work.prompt + work.new) * 3 // 2  # the old and the new tensor of a layer, and rest
+        cache = token * work.sampled * (work.prompt + work.new) * 3 // 2  # half as much again while it grows
         prefill = work.prompts * work.prompt
     row = 12 * model.hidden + width * (4 * model.qkv + 3 * model.ff)
     logits = work.sampled * model.vocab * width + 4 * BLOCK * model.vocab * 4
@@ -479,7 +483,9 @@ def estimate(stage: Recipe, model: Model, prompt_tokens: int | None = None) -> t
     return processes(stage, model, work_of(stage, model, prompt_tokens))
 
 
-def refuse_unfit(stage: Recipe, model: Model, limits: Limits, *, prompt_tokens: int | None = None, name: str = "") -> None:
+def refuse_unfit(
+    stage: Recipe, model: Model, limits: Limits, *, prompt_tokens: int | None = None, name: str = ""
+) -> None:
     """Raise ConfigError where a stage cannot fit, with the key to change and what it would then need."""
 
     def needed(of: Recipe) -> tuple[Demand, ...]:
@@ -490,7 +496,7 @@ def refuse_unfit(stage: Recipe, model: Model, limits: Limits, *, prompt_tokens: 
         return
     limit = limits.of(worst)
     assert limit is not None
-    (largest, size), = _largest(estimate(stage, model, prompt_tokens), worst.kind)
+    ((largest, size),) = _largest(estimate(stage, model, prompt_tokens), worst.kind)
     of = f"stage {name}: " if name else ""
     raise ConfigError(
         f"{of}it needs {size_text(worst.bytes)} on {worst.place} ({', '.join(dict.fromkeys(worst.processes))}) and there are "

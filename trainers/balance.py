@@ -159,10 +159,11 @@ RELIEVES: Mapping[str, tuple[str, Mapping[str, int]]] = MappingProxyType(
         "judge_workers": ("judge", {"judge": 1, "sampler": -1, "learner": -1}),
         "judge_rows": ("judge", {"judge": 1}),
         "sampler_rows": ("sampler", {"sampler": 1}),
-        "samples": ("", {"sampler": -1, "judge": -1, "learner": 1}),  # a learner's step has a part that no sample adds to
+        "samples": ("", {"sampler": -1, "judge": -1, "learner": 1}),
     }
 )
-"""{knob: (the role that it belongs to, where it takes load off)}, in the order in which they are tried."""
+"""{knob: (the role that it belongs to, where it takes load off)}, in the order in which they are tried. More samples relieve
+a learner: its optimiser's step costs the same for any number of them."""
 
 
 def knobs_of(recipe: parts.Recipe) -> list[Knob]:
@@ -189,7 +190,9 @@ def knobs_of(recipe: parts.Recipe) -> list[Knob]:
         (low, high), (value, there, whose) = bounds[name], values[name]  # type: ignore[index]
         where = f"engine.balance.{name}"
         if not there:
-            raise ConfigError(f"{name} is a limit of {whose}, which this recipe has not", where=where, fix="leave it out")
+            raise ConfigError(
+                f"{name} is a limit of {whose}, which this recipe has not", where=where, fix="leave it out"
+            )
         if not low <= value <= high or (name == "samples" and low < 2):
             raise ConfigError(
                 f"the run begins with {value}, and the bounds are [{low}, {high}]"

@@ -504,7 +504,7 @@ class _Stage:
 
     def _balance(self, engine: local.LocalEngine | RayEngine, judge: Any, allocator: Any) -> Balance:
         """Gauges, and what sets the limits that the recipe lets move."""
-        setters = {
+        setters: Mapping[str, Callable[[], Callable[[int], None]]] = {
             "judge_workers": lambda: judge.resize,
             "judge_rows": lambda: judge.limit,
             "sampler_rows": lambda: engine.sampler.limit,  # type: ignore[union-attr]

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -121,7 +122,7 @@ async def train(
 
     version, metrics = run.first_step, dict[str, float]()
     for step in range(run.first_step, run.num_steps):
-        clock, busy = Clock(lambda phase, step=step: memory.note(step, phase)), buffer.source.busy
+        clock, busy = Clock(partial(memory.note, step)), buffer.source.busy
         batch = await buffer.take(step)
         if batch is None:
             break

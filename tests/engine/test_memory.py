@@ -1,8 +1,10 @@
 """The formulas of memory: sizes by hand, what is refused and with which key, and a run that is measured."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -177,3 +179,19 @@ def test_more_work_or_a_larger_model_never_takes_less(tokens, new, ranks, path, 
 def test_no_torch():
     code = "import sys, jurat.engine.memory; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "hidden"),
+    [("fast", 384), *(pytest.param(case, 512, marks=pytest.mark.soak) for case in ("fast", "simple"))],
+)
+def test_a_run_takes_what_was_predicted(case, hidden, tmp_path):
+    """In a process of its own: every sample at its longest, full microbatches, two updates."""
+    save_tiny(tmp_path / "model", hidden=hidden, layers=hidden // 96)
+    command = [
+        sys.executable, str(Path(__file__).parents[2] / "benchmarks/memory.py"), "--model", str(tmp_path / "model"),
+        "--cases", case, "--tokens", "768", "--new", "8", "--prompt", "64", "--json", str(tmp_path / "found.json"),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    (row,) = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert 0.8 < row["ratio"] < 1.1, row

@@ -1,7 +1,7 @@
 """The controller of balance: bounds, the dead band, convergence, no swinging; and a run that it moves."""
 
-import itertools
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -73,8 +73,8 @@ def test_bounds_and_the_dead_band(seen, count, n):
         shares = [move.evidence[f"utilisation/{role}"] for role in ROLES]
         assert max(shares) >= BUSY - 1e-3 and min(shares) <= IDLE + 1e-3
     assert len(moves) <= len(seen) / PATIENCE
-    assert play([dict.fromkeys(ROLES, 0.7), *[{r: max(IDLE + 0.01, s[r]) for r in ROLES} for s in seen]], knobs)[0] == []
-    assert play([{r: min(BUSY - 0.01, s[r]) for r in ROLES} for s in seen], knobs)[0] == []
+    assert play([{role: max(IDLE + 0.01, each[role]) for role in ROLES} for each in seen], knobs)[0] == []
+    assert play([{role: min(BUSY - 0.01, each[role]) for role in ROLES} for each in seen], knobs)[0] == []
 
 
 @given(st.integers(1, 64), st.floats(0.05, 60.0))
@@ -106,7 +106,7 @@ def test_it_cannot_swing(period):
     up, down = {"sampler": 0.1, "judge": 1.0, "learner": 0.1}, {"sampler": 1.0, "judge": 0.1, "learner": 0.1}
     moves, _ = play(([up] * PATIENCE * period + [down] * PATIENCE * period) * 100, [workers()])
     signs = [move.knob.value > move.before for move in moves]
-    turns = sum(a != b for a, b in itertools.pairwise(signs))
+    turns = sum(a != b for a, b in pairwise(signs))
     assert turns <= math.log2(period) + 1
 
 
