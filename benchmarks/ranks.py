@@ -1,10 +1,10 @@
-"""A learner cut over ranks, measured: an update, the weights on their way to the sampler, a checkpoint, resharding.
+"""A learner cut over ranks, measured: an update, the weights on their way to the sampler, a checkpoint.
 
     python benchmarks/ranks.py [--model smollm2] [--home .jurat] [--worlds 1x1,2x1,1x3] [--tokens 1024] [--json OUT]
 
-Worlds are fsdp x tp; one thread each. ``pull`` is what a publish costs (bfloat16, through shared memory), ``reshard`` brings
-the slices to tensor-parallel samplers on the same ranks over gloo, against one message of 64 MiB between two ranks. The
-peak of a rank is that of its process, imports (about 0.5 GiB) included.
+Worlds are fsdp x tp; one thread each. ``pull`` is what a publish costs (bfloat16, through shared memory; see also
+``benchmarks/sync.py``); ``stage`` is the part of a checkpoint for which updates wait. The peak of a rank is that of its
+process, imports (about 0.5 GiB) included.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ import torch
 
 from jurat.engine import models, threads
 from jurat.engine.fsdp.learner import FsdpLearner
-from jurat.engine.fsdp.network import PLAN
 from jurat.engine.fsdp.processes import Processes
 from jurat.engine.fsdp.worker import RankSpec
-from jurat.engine.reshard import Layout
 from jurat.platform.types import Microbatch
 from jurat.trainers.losses.cross_entropy import CrossEntropy
 
@@ -75,8 +73,6 @@ def measure(learner: FsdpLearner, tokens: int) -> dict[str, Any]:
             "stage_s": round(seconds[0], 2),
             "save_s": round(seconds[1], 2),
         }
-    if learner.spec.ranks > 1:
-        row |= resharding(learner)
     row["peak_MiB"] = max(each["host"] for each in learner.wait(learner._everywhere, "peaks")) // MIB
     return row
 
@@ -88,23 +84,6 @@ async def saved(learner: FsdpLearner, folder: Path) -> tuple[float, float]:
     staged = time.perf_counter() - began
     await written
     return staged, time.perf_counter() - began
-
-
-def resharding(learner: FsdpLearner) -> dict[str, Any]:
-    """From the training layout to samplers of tp = ranks (of tp = 1, on rank 0, where that is the layout already)."""
-    ranks = learner.spec.ranks
-    cut = {name: dim for name in learner.shapes for suffix, dim in PLAN.items() if name.endswith(f"{suffix}.weight")}
-    target = Layout(tp=ranks, dims=cut) if learner.ranks > 1 else Layout()
-    found = [moved for _, moved in learner.wait(learner._everywhere, "carried", target, "bfloat16", 16 * MIB)]
-    link = learner.wait(learner._everywhere, "message", 64 * MIB)[1]  # it has arrived
-    speed = link.bytes_received / link.seconds
-    seconds = max(moved.seconds for moved in found)
-    most = max(found, key=lambda moved: moved.bytes_received)
-    return {
-        "reshard_MB": sum(moved.bytes_sent for moved in found) // 10**6, "reshard_s": round(seconds, 2),
-        "staged_MiB": max(moved.peak_bytes for moved in found) // MIB, "link_MB_per_s": round(speed / 1e6),
-        "share_of_link": round(most.share_of(speed), 2),
-    }  # fmt: skip
 
 
 def microbatch(tokens: int, seed: int) -> Microbatch:

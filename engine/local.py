@@ -237,6 +237,11 @@ def _why_simple(config: PretrainedConfig, engine: Engine) -> str:
 
     if engine.path == "simple":
         return "engine.path is simple"
+    if engine.compile and engine.ranks == 1:
+        if engine.path == "fast":
+            raise ConfigError("engine.compile compiles the transformers model, which engine.path: fast does not use",
+                              where="engine.compile", fix="leave it out, or set engine.path: auto or simple")  # fmt: skip
+        return "engine.compile compiles the transformers model"
     reason = fits(config)
     if reason and engine.path == "fast":
         raise ConfigError(f"the fast path does not cover this model: {reason}", where="engine.path",
@@ -330,7 +335,7 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout
 
 
 def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout | None) -> Made:
-    from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork
+    from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork, compile_layers
     from jurat.engine.simple.sampler import SimpleDecoder
 
     dtype = getattr(torch, engine.dtype)
@@ -343,9 +348,11 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layo
     network = make(
         learning, dtype=dtype, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
     )
+    if engine.compile:
+        compile_layers(learning)
 
     def decoder() -> SimpleDecoder:
-        if dtype == torch.float32 and not engine.max_lag:
+        if dtype == torch.float32 and not engine.max_lag and not engine.compile:
             return SimpleDecoder(learning)
         return SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
 
@@ -361,7 +368,10 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layo
 
     def values() -> SimpleValueNetwork:
         model = _load(folder, torch.float32, engine.device)
-        return SimpleValueNetwork(model, dtype=dtype, checkpointing=engine.activation_checkpointing)
+        network = SimpleValueNetwork(model, dtype=dtype, checkpointing=engine.activation_checkpointing)
+        if engine.compile:
+            compile_layers(model)
+        return network
 
     return network, decoder, reference, values
 

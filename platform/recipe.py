@@ -525,6 +525,8 @@ class Engine(Part):
     threads: int | None = Field(default=None, ge=1)
     """OpenMP threads; None: the physical cores this process may use."""
     activation_checkpointing: bool = False
+    compile: bool = False
+    """Compile the layers of the transformers model as they learn (torch.compile); path auto is then simple."""
     ranks: int = Field(default=1, ge=1)
     """Processes over which the learner is cut (FSDP2 on the transformers model)."""
     tp: int = Field(default=1, ge=1)

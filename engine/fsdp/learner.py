@@ -89,7 +89,9 @@ class FsdpLearner:
         """Those with microbatches of their own."""
         self.published: Carried | None = None
         """The last ``pull``."""
-        self._thread = policy._thread if policy else ThreadPoolExecutor(1, thread_name_prefix="fsdp")
+        self._thread: ThreadPoolExecutor = (
+            policy._thread if policy else ThreadPoolExecutor(1, thread_name_prefix="fsdp")
+        )
         self._shared: tuple[Mapping[str, torch.dtype], np.memmap[Any, np.dtype[np.uint8]]] | None = None
         meeting = "" if policy else processes.meeting()
         specs = [dataclasses.replace(spec, rank=rank, rendezvous=meeting) for rank in range(spec.ranks)]

@@ -67,7 +67,7 @@ class ShardedLoRA(ShardedNetwork):
             for layer, (out, into) in self.adapters.layers.items()
         }
         initialise(first, self.seed)
-        learned = self.learned()
+        learned = self.learned_slices()
         for layer, pair in first.items():
             for name, values in zip(names_of(layer), pair, strict=True):
                 box = self.layout.box(name, self.learned_shapes[name], self.rank)
@@ -81,7 +81,8 @@ class ShardedLoRA(ShardedNetwork):
         for layer in self.adapters.layers:
             name = f"{layer}.weight"
             rows = slice(*self.layout.box(name, self.shapes[name], self.rank)[0])
-            deltas[name] = partial(self._delta, *(whole[each] for each in names_of(layer)), rows)
+            a, b = (whole[each] for each in names_of(layer))
+            deltas[name] = partial(self._delta, a, b, rows)
         return Merged(self.slices(), deltas)
 
     def _delta(self, a: Tensor, b: Tensor, rows: slice) -> Tensor:

@@ -3,9 +3,9 @@
 The model is made without memory for its parameters; each layer gets real ones only until it is cut, so no rank ever
 holds more than its own slices and one layer. Values are then read slice by slice.
 
-Seams: ``torch.compile`` would wrap each layer in ``_cut`` before ``fully_shard``; a fused head and log-prob (liger) takes
-the place of ``chunked_logprobs`` in ``SimpleNetwork._logprobs``; sequence parallelism would cut ``mb.tokens`` in ``_within``
-and give ``PLAN`` sequence-parallel norms.
+Seams: a fused head and log-prob takes the place of ``chunked_logprobs`` in ``SimpleNetwork._logprobs`` (liger's needs one
+slope for all tokens and gives no entropy, so that it serves cross-entropy alone); sequence parallelism would cut
+``mb.tokens`` in ``_within`` and give ``PLAN`` sequence-parallel norms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from jurat.engine.fsdp.head import VocabularyParallel
 from jurat.engine.learner import Tally
 from jurat.engine.reshard import Layout, Shape
-from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork, silence, with_value_head
+from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork, layers_of, silence, with_value_head
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.ports import Objective
 from jurat.platform.types import Microbatch
@@ -163,7 +163,7 @@ class ShardedNetwork(SimpleNetwork):
 
     def _agree(self) -> None:
         shapes = {**self.shapes, **self.learned_shapes}
-        for name, tensor in {**self.slices(), **self.learned()}.items():
+        for name, tensor in {**self.slices(), **self.learned_slices()}.items():
             box = self.layout.box(name, shapes[name], self.rank)
             if tuple(tensor.shape) != tuple(stop - start for start, stop in box):
                 raise ModelError(f"torch cut {name!r} to {tuple(tensor.shape)}, the layout says {box}",
@@ -184,7 +184,7 @@ class ShardedNetwork(SimpleNetwork):
         return {name: local_of(parameter) for name, parameter in self.parameters.items()}
 
     @torch.no_grad()
-    def learned(self) -> dict[str, Tensor]:
+    def learned_slices(self) -> dict[str, Tensor]:
         """The same of what learns."""
         return {name: local_of(parameter) for name, parameter in self._learning.items()}
 
@@ -281,14 +281,6 @@ def skeleton(folder: Path) -> PreTrainedModel:
         raise ModelError(f"{type(model).__name__} keeps buffers among its weights ({min(stored)}), which ranks do not share",
                          where="engine.ranks", fix="set engine.ranks: 1")  # fmt: skip
     return model
-
-
-def layers_of(model: PreTrainedModel) -> nn.ModuleList:
-    """The decoder layers: the longest list of modules."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
-        raise ModelError(f"{type(model).__name__} has no list of layers to cut", fix="set engine.ranks: 1")
-    return max(lists, key=len)
 
 
 def tensor_parallel_dims(model: PreTrainedModel, tp: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,10 +27,14 @@ from jurat.engine.lora import FOLDER
 from jurat.engine.lora import Layout as Adapters
 from jurat.engine.meter import meter
 from jurat.engine.reshard import Bucket, Carried, Layout, Piece, carry, count, plan, within
+from jurat.engine.simple.learner import compile_layers
 from jurat.platform.errors import ModelError
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import Optim
 from jurat.platform.types import FloatArray, Microbatch
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Columns = Mapping[str, Any]
 """A microbatch as numpy arrays, on its way to a rank; empty for a rank without work."""
@@ -53,6 +57,7 @@ class RankSpec:
     dtype: str = "bfloat16"
     temperature: float = 1.0
     checkpointing: bool = False
+    compile: bool = False
     offload: bool = False
     threads: int = 1
     adapters: Adapters | None = None
@@ -116,7 +121,7 @@ class Rank:
 
         spec, policy = self.spec, self._policy
         shape = (spec.ranks // spec.tp, spec.tp)
-        self.mesh = (
+        self.mesh: DeviceMesh = (
             policy.mesh if policy
             else init_device_mesh(spec.device.partition(":")[0], shape, mesh_dim_names=("fsdp", "tp"))
         )  # fmt: skip
@@ -131,7 +136,7 @@ class Rank:
         )  # fmt: skip
         self.boxes = Boxes(network.shapes, network.layout, network.rank, self._tick)
         self.learned = Boxes(network.learned_shapes, network.layout, network.rank, self._tick)
-        slices = network.learned()
+        slices = network.learned_slices()
         if policy:
             own = policy.network.published()
             for name, tensor in slices.items():
@@ -139,6 +144,8 @@ class Rank:
         else:
             self.read(spec.folder)
         network.check()
+        if spec.compile:
+            compile_layers(network.model)
         self.optimizer = ShardedAdamW(
             slices,
             matrices=frozenset(name for name, shape in network.learned_shapes.items() if len(shape) >= 2),
@@ -248,7 +255,7 @@ class Rank:
             if what == "weights":
                 copies.append((self.boxes, path, self.boxes.copied(self.network.published()), offsets, ""))
             elif what == "adapter":
-                copies.append((self.learned, path, self.learned.copied(self.network.learned()), offsets, ""))
+                copies.append((self.learned, path, self.learned.copied(self.network.learned_slices()), offsets, ""))
             else:
                 for moment, tensors in self.optimizer.moments().items():
                     copies.append((self.learned, path, self.learned.copied(tensors), offsets, f"{moment}."))
@@ -275,7 +282,7 @@ class Rank:
     def restore(self, folder: Path) -> None:
         """Moments and counters of a checkpoint of any world size: by name, or flat as a learner in one process writes."""
         state = json.loads((folder / "learner.json").read_text())
-        path, adapters, learned = folder / "optimizer.safetensors", self.spec.adapters, self.network.learned()
+        path, adapters, learned = folder / "optimizer.safetensors", self.spec.adapters, self.network.learned_slices()
         places = state.get("layout")
         if adapters is not None:
             from jurat.engine.fsdp.lora import WEIGHTS, places_of
@@ -334,8 +341,13 @@ class Rank:
             self._published = {}
         self._tick()
 
-    def carried(self, target: Layout, dtype: str, bucket_bytes: int) -> tuple[dict[str, FloatArray], Carried]:
-        """This rank's boxes of ``target`` (none if it is none of its ranks), sent from rank to rank as ``dtype``."""
+    def carried(
+        self, target: Layout, dtype: str, bucket_bytes: int, answer: bool = True
+    ) -> tuple[dict[str, FloatArray], Carried]:
+        """This rank's boxes of ``target`` (none if it is none of its ranks), sent from rank to rank as ``dtype``.
+
+        Without ``answer`` they are not returned: a benchmark need not have them.
+        """
         network, kind = self.network, getattr(torch, dtype)
         boxes = {name: target.box(name, shape, network.rank) for name, shape in network.shapes.items()}
         wanted = {
@@ -349,7 +361,7 @@ class Rank:
                 network.shapes, network.layout, target, rank=network.rank, held=network.published(), wanted=wanted,
                 dtype=kind,
             )  # fmt: skip
-        return {name: tensor.float().cpu().numpy() for name, tensor in wanted.items()}, moved
+        return {name: tensor.float().cpu().numpy() for name, tensor in wanted.items() if answer}, moved
 
     def message(self, size: int) -> Carried:
         """One message of ``size`` bytes from rank 0 to rank 1: the link's speed."""

@@ -160,6 +160,22 @@ class SimpleValueNetwork(SimpleNetwork):
         """Nothing: the head is applied to last hidden states by definition."""
 
 
+def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+    """The decoder layers: the longest list of modules."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise ModelError(
+            f"{type(model).__name__} has no list of layers", fix="set engine.ranks: 1, engine.compile: false"
+        )
+    return max(lists, key=len)
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compile each layer's computation at its first use, for any number of tokens. Hooks, FSDP's too, stay outside."""
+    for layer in layers_of(model):
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
 def with_value_head(model: PreTrainedModel) -> PreTrainedModel:
     """``model`` itself, ``score`` (zero) in the place of its head."""
     width = model.get_output_embeddings().weight.shape[1]
