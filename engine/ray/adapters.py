@@ -137,7 +137,7 @@ class RemoteJudge:
 
     def limit(self, rows: int) -> None:
         """From now on a judge has so many completions in hand at most."""
-        self.crew.window = rows
+        self.crew.widen(rows)
 
     async def judge(self, problem: Problem, text: str, *, finish: Finish) -> Judgement:
         found: Judgement = await self.crew.ask((problem, text, finish))

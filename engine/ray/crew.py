@@ -44,6 +44,12 @@ class Crew:
         self._usual, self._answers = 0.0, 0
         """Seconds from lease to answer, and of how many."""
 
+    def widen(self, window: int) -> None:
+        """From now on a worker has ``window`` items in hand at most; one that is silent still none."""
+        for lane in self._lanes:
+            lane.window, lane.limit = window, min(lane.limit, window) and window
+        self._wake()
+
     async def ask(self, item: Any) -> Any:
         """The answer to ``item``. Cancelling tells the worker. Raises the error that is the answer, or RunFailed."""
         key, answer = next(self._keys), asyncio.get_running_loop().create_future()
