@@ -520,7 +520,7 @@ class Engine(Part):
     """Working copy; masters and gradients are float32 always."""
     device: str = "cpu"
     threads: int | None = Field(default=None, ge=1)
-    """OpenMP threads; None: the physical cores this process may use."""
+    """OpenMP threads; None: the physical cores this process may use. With max_lag sampler and learner have half each."""
     activation_checkpointing: bool = False
     ranks: int = Field(default=1, ge=1)
     """Processes over which the learner is cut (FSDP2 on the transformers model)."""
