@@ -523,7 +523,7 @@ class Engine(Part):
     """Working copy; masters and gradients are float32 always."""
     device: str = "cpu"
     threads: int | None = Field(default=None, ge=1)
-    """OpenMP threads; None: the physical cores this process may use."""
+    """OpenMP threads; None: the physical cores this process may use. With max_lag sampler and learner have half each."""
     activation_checkpointing: bool = False
     compile: bool = False
     """Compile the layers of the transformers model as they learn (torch.compile); path auto is then simple."""

@@ -137,8 +137,8 @@ def staleness(recipe: Recipe) -> list[str]:
     else:
         bound = {"tis": f" up to {ratio.high:g}", "icepop": f" within [{ratio.low:g}, {ratio.high:g}]", "decoupled": ""}
         said = f"algorithm.corrections weighs each by {ratio.name}{bound[ratio.name]}"
-    lag = f"{engine.max_lag} step" + "s" * (engine.max_lag > 1)
-    return [f"engine.max_lag {engine.max_lag}: tokens may be of a policy up to {lag} old; {said}"]
+    old = "1 step" if engine.max_lag == 1 else f"{engine.max_lag} steps"
+    return [f"engine.max_lag {engine.max_lag}: tokens may be of a policy up to {old} old; {said}"]
 
 
 def _shaping(preset: Preset, recipe: Recipe) -> Shaping:

@@ -18,6 +18,7 @@ from jurat.engine import local, models
 from jurat.platform.config import override, validate
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
+from jurat.platform.types import PHASES
 from jurat.trainers import launch
 
 RECIPE = {
@@ -60,7 +61,8 @@ class Delays:
     """Seeded sleeps in the ports: answers of the sampler and judge come late, updates begin late, decode steps are slow."""
 
     def __init__(self, seed=0, *, answer=0.0, judge=0.0, update=0.0, decode=0.0):
-        self.random, self.answer, self.judge, self.update, self.decode = random.Random(seed), answer, judge, update, decode
+        self.random = random.Random(seed)
+        self.answer, self.judge, self.update, self.decode = answer, judge, update, decode
         self.published = {}
         """version -> the weights that it was published with"""
 
@@ -220,6 +222,13 @@ def test_rows_go_on_under_new_weights_and_every_token_is_of_the_policy_that_its_
     assert mixed
     stale = [report.metrics["lag/stale"] for report in reports]
     assert stale[0] == 0.0 < max(stale) <= 1.0
+    assert all(0.0 <= report.metrics[f"idle/{role}"] <= 1.0 for report in reports for role in ("sampler", "learner"))
+    for step, report in enumerate(reports):  # the record holds what the metrics are made of
+        seconds = [row.scored.seconds for row in rows if row.step == step]
+        for phase in PHASES:
+            mean = np.mean([each[phase] for each in seconds])
+            assert np.isclose(mean, report.metrics[f"timeline/{phase}_mean"], rtol=1e-5)
+        assert min(each["decode"] for each in seconds) > 0
     folder = models.resolve("tiny-random", tmp_path / "h")
     policies = {version: policy(folder, found) for version, found in delays.published.items()}
     for row in rows:
