@@ -64,7 +64,7 @@ def pack(
     skips = objective is not None and objective.skips_zero_advantage
     kept = [j for j, sample in enumerate(samples) if not (skips and not sample.advantages.any())]
     kept.sort(key=lambda j: samples[j].atom)
-    targets = [np.count_nonzero(sample.loss_mask) for sample in samples]
+    targets = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
     bins: list[list[int]] = []
     used, atom = 0, None
     for _, unit in groupby(kept, key=lambda j: samples[j].atom if whole_atoms else j):
