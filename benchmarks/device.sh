@@ -22,7 +22,8 @@ if [ "${INSTALL:-0}" = 1 ]; then
 fi
 export PYTHONPATH="$here/src${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1
 left=$((590 - ($(date +%s) - began)))
-"$python" "$here/benchmarks/device.py" --device "${DEVICE:-cuda}" ${TINY:+--tiny} --seconds "$left" --json "$out/device.json" "$@" >"$out/device.md"
-status=$?
-cat "$out/device.md"
-exit $status
+{
+    "$python" "$here/benchmarks/device.py" --device "${DEVICE:-cuda}" ${TINY:+--tiny} --seconds "$left" --json "$out/device.json" "$@"
+    echo $? >"$out/device.status"
+} | tee "$out/device.md"
+exit "$(cat "$out/device.status")"

@@ -58,7 +58,7 @@ STEPS: list[tuple[str, Job, float, float]] = [
     ("NeMo-RL DeepSeek-V3", nemo(DEEPSEEK, 256, 32, 512, 745, 1536), 134, 0),
 ]
 """(name, job, seconds a step, seconds of log-probs and update or 0)"""
-GPUS = (8, 32, 128, 512, 1024)
+GPUS = (8, 32, 128, 256, 512, 1024)
 Rows = list[dict[str, Any]]
 
 
