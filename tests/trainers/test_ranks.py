@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from jurat.platform.config import override, validate
+from jurat.platform.memory import recorded
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.trainers import launch
@@ -69,3 +72,5 @@ def test_two_ranks_train_as_one(tmp_path):
             if name.startswith("policy/") and name != "policy/forwarded_tokens":  # the fast path shares prompts
                 assert two.metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
         assert [u.tokens for u in one.updates] == [u.tokens for u in two.updates]
+    ranks = [peak.bytes["rank"] for peak in recorded(Path(outcome.checkpoint)) if peak.phase == "step"]
+    assert len(ranks) == 3 and all(100 << 20 < held < 8 << 30 for held in ranks)
