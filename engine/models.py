@@ -113,10 +113,10 @@ def resolve(model: str, home: Path) -> Path:
 
 def config_folder(model: str, home: Path) -> Path:
     """Where the ``config.json`` of a recipe's ``model`` lies; of a model on the Hub nothing else is fetched. Raises ModelError."""
-    fetched = model_folder(model, home)
-    for folder in (fetched, Path(model)):
-        if (folder / "config.json").is_file() and (folder != fetched or "/" not in model):
-            return folder
+    folder = Path(model) if "/" in model else model_folder(model, home)
+    for each in (folder, Path(model)):
+        if (each / "config.json").is_file():
+            return each
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not Path(model).is_dir():
         return _from_hub(model, ["config.json"])
     return resolve(model, home)

@@ -430,3 +430,30 @@ def test_clean_to_one_line() -> None:
 def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": Path("x"), 3: None})
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": "x", "3": None}
+
+
+# ---- estimate ----------------------------------------------------------------------------------------------------
+
+
+def test_estimate_needs_a_config_and_nothing_else(jurat: Any, tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True,
+        "max_position_embeddings": 8192,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ["estimate", "quickstart", "--set", f"model={tmp_path}", "--set", "data.max_prompt_tokens=64"]
+    found = jurat(*asked, "--memory", "8", "--json").json
+    assert found["parameters"] == 134_515_008
+    (stage,) = found["stages"]
+    (place,) = stage["places"]
+    assert place["processes"] == ["run"] and 3 * 2**30 < place["bytes"] < 5 * 2**30
+    assert place["bytes"] == stage["processes"][0]["host_bytes"]
+    said = jurat(*asked, "--memory", "8")
+    assert "weights, float32" in said.out and "GiB at most of 8.0 GiB" in said.out
+    refused = jurat(*asked, "--memory", "3", "--json")
+    assert refused.code == 2
+    assert "there are 3.0 GiB" in refused.json["error"]["what"]
+    assert refused.json["error"]["fix"] == "set lora: {rank: 16}"
+    unknown = jurat("estimate", "quickstart", "--set", f"model={tmp_path / 'nowhere'}")
+    assert unknown.code == 2

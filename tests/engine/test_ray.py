@@ -15,6 +15,7 @@ import pytest
 
 import jurat
 from jurat.engine.ray import needs_ray
+from jurat.platform import memory
 from jurat.platform.config import override, validate
 from jurat.platform.errors import ConfigError, RewardDrift, RunFailed
 from jurat.platform.recipe import Engine
@@ -75,7 +76,8 @@ def train(home: Path, engine=None, after=None, resume=None, **changes):
     screen = Screen(after)
     outcome = launch.train(recipe, home=home, base=home, reporter=screen, resume=resume, run_id=None if resume else "r")
     assert outcome.state == "finished"
-    steps = [{k: v for k, v in each.metrics.items() if not re.search("seconds|^timeline/|^idle/", k)} for each in screen.steps]
+    timed = re.compile("seconds|utilisation|queue|^timeline/|^idle/")
+    steps = [{k: v for k, v in each.metrics.items() if not timed.search(k)} for each in screen.steps]
     return recorded(home), steps, screen
 
 
@@ -125,6 +127,10 @@ def test_same_numbers_as_in_one_process(cluster, alone, tmp_path):
     assert steps == alone[1]
     assert len({step["policy/loss"] for step in steps}) == 3
     assert all(step["policy/grad_norm"] > 0 for step in steps)
+    peaks = [peak for peak in memory.recorded(tmp_path / "runs/r/checkpoints/main/step-000003") if peak.phase == "step"]
+    assert [peak.step for peak in peaks] == [0, 1, 2]  # that of the last step is there before it is saved
+    assert all(set(peak.bytes) == {"sampler", "learner", "reference"} for peak in peaks)
+    assert all(100 << 20 < held < 8 << 30 for peak in peaks for held in peak.bytes.values())
 
 
 def test_sampler_killed_while_it_decodes_and_all_others_after_a_step(cluster, alone, tmp_path, monkeypatch):

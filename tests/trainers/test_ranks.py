@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from jurat.platform.config import override, validate
+from jurat.platform.memory import recorded
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.trainers import launch
@@ -86,6 +88,8 @@ def test_two_ranks_train_as_one(tmp_path, changes):
     store = Store.open(None, tmp_path / "two")
     saved = [each.ref for each in store.checkpoints(store.run(outcome.run))]  # each written while the next step went on
     assert [ref.step for ref in saved] == [1, 2, 3] and saved[-1].path == outcome.checkpoint
+    ranks = [peak.bytes["rank"] for peak in recorded(Path(outcome.checkpoint)) if peak.phase == "step"]
+    assert len(ranks) == 3 and all(100 << 20 < held < 8 << 30 for held in ranks)
 
 
 @pytest.mark.soak

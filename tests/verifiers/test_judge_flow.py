@@ -204,3 +204,21 @@ def test_a_killed_guard_takes_its_worker_along():
 
 def running(mark: str) -> list[int]:
     return [p.pid for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or [])]
+
+
+def test_workers_follow_while_items_wait():
+    """Three at once need three processes; one at a time, two of them stand by and are not replaced when they end."""
+    with judge_of("timed", spares=0) as judge:
+        assert judge.verdict(GOOD, "7").status == "correct"
+        assert len(judge.pids()) == 1
+        held = [submit(judge, "sleep") for _ in range(3)]
+        judge.resize(3)
+        assert {item.result(LONG).status for item in held} == {"incorrect"}
+        assert len(judge.pids()) == 3
+        judge.resize(1)
+        held = [submit(judge, text) for text in ("kill", "kill", "7")]
+        assert [item.result(LONG).status for item in held] == ["infra", "infra", "correct"]
+        end = time.monotonic() + LONG
+        while len(judge.pids()) > 1:
+            assert time.monotonic() < end
+            time.sleep(0.02)
