@@ -56,7 +56,7 @@ class Model:
 class Costs:
     """Constants of machines and software. Fitted to published *phases*: ``hbm``, ``step`` to the generation of verl's colocated 7B on
     128 H20 (178 s), ``mfu`` to its log-probs and updates on 32, 64 and 128 (377, 204, 168 s), ``moe`` to those of its 30B-A3B (136 s,
-    mean length taken as alike), ``link`` to its sync of 30B (61 GB in 7 s). Measured: ``driver``, ``batch`` (``driver.py --ray``), ``judge``
+    mean length alike), ``link`` to its sync of 30B (61 GB in 7 s). Measured: ``driver``, ``batch`` (``driver.py --ray``), ``judge``
     (``verifiers.py``: 0.11 ms, doubled). Assumed: the others; ``far`` after models cut over machines had come out too fast."""
 
     hbm: float = 0.75  # share of the memory's bandwidth that decoding reaches
