@@ -106,6 +106,8 @@ def test_the_heart_is_whole(root: Path) -> None:
         "algorithms",
         "aggregation",
         "shaping",
+        "snapshot",
+        "timeline",
     }
     there = {path.stem for path in (root / "trainers").iterdir()} & heart
     (contract,) = [contract for contract in contracts(root) if contract["id"] == "heart"]
