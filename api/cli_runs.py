@@ -450,7 +450,9 @@ def timeline(
 
     with _store(database) as store:
         found = store.run(run)
-        points = [p for p in store.metrics(found, stage=stage) if p.name.startswith(("timeline/", "idle/", "seconds/"))]
+        points = [
+            p for p in store.metrics(found, stage=stage) if p.name.startswith(("timeline/", "utilisation/", "seconds/"))
+        ]
         steps: dict[tuple[str, int], dict[str, float]] = {}
         for point in points:
             steps.setdefault((point.stage, point.step), {})[point.name] = point.value
@@ -494,14 +496,14 @@ def _say_steps(run: str, steps: list[dict[str, Any]], *, as_json: bool) -> None:
         return f"{100 * step[name]:.0f} %" if name in step else "-"
 
     terminal.print_table(
-        ["stage", "step", *(f"{phase} p95" for phase in PHASES), *STEP_PHASES.values(), "idle: sampler", "learner"],
+        ["stage", "step", *(f"{phase} p95" for phase in PHASES), *STEP_PHASES.values(), "busy: sampler", "judge", "learner"],
         [
             (each["stage"], each["step"], *(both(each, phase) for phase in PHASES),
              *(f"{each.get(name, 0.0):.3f}" for name in STEP_PHASES),
-             share(each, "idle/sampler"), share(each, "idle/learner"))
+             *(share(each, f"utilisation/{role}") for role in ("sampler", "judge", "learner")))
             for each in steps
         ],
-        right=range(1, 6 + len(PHASES)),
+        right=range(1, 7 + len(PHASES)),
     )  # fmt: skip
 
 

@@ -115,7 +115,9 @@ def train(
         terminal.print_json(plan) if as_json else _print_plan(plan)
         return
     if detach:
-        named = resume or run_id or new_run()
+        from jurat.platform.runs.store import new_id
+
+        named = resume or run_id or new_id()
         words = ["--resume", named] if resume else [str(recipe), "--run-id", named]
         words += [word for each in assignments or () for word in ("--set", each)]
         words += ["--database", database] if database else []
@@ -155,7 +157,8 @@ def estimate(
         float | None, typer.Option(metavar="GIB", min=0.01, help="Of the machine; else this one's.", show_default=False)
     ] = None,
     gpu_memory: Annotated[
-        float | None, typer.Option(metavar="GIB", min=0.01, help="Of each GPU; else this machine's.", show_default=False)
+        float | None,
+        typer.Option(metavar="GIB", min=0.01, help="Of each GPU; else this machine's.", show_default=False),
     ] = None,
     as_json: terminal.AsJson = False,
 ) -> None:
@@ -166,6 +169,7 @@ def estimate(
     from jurat.api import recipes
     from jurat.engine import memory as formulas
     from jurat.engine.models import config_folder
+    from jurat.engine.probe import gpu_bytes
     from jurat.platform.memory import machine_bytes
     from jurat.trainers.presets import filled
 
@@ -173,7 +177,7 @@ def estimate(
     model = formulas.read_model(config_folder(parsed.model, terminal.home()))
     limits = formulas.Limits(
         host=int(memory * formulas.GIB) if memory else machine_bytes(),
-        gpu=int(gpu_memory * formulas.GIB) if gpu_memory else _gpu_bytes(parsed.engine.device),
+        gpu=int(gpu_memory * formulas.GIB) if gpu_memory else gpu_bytes(parsed.engine.device),
     )
     stages = [(name, stage, formulas.estimate(stage, model)) for name, stage in parsed.staged()]
     if not as_json:
@@ -198,15 +202,6 @@ def estimate(
         })  # fmt: skip
 
 
-def _gpu_bytes(device: str) -> int | None:
-    """Of the smallest GPU here; None where the recipe asks for none, or there is none."""
-    if device == "cpu" or importlib.util.find_spec("torch") is None:
-        return None
-    from jurat.engine.probe import accelerators
-
-    return min((gpu["memory_bytes"] for gpu in accelerators()["gpus"]), default=None)
-
-
 def _print_estimate(name: str, places: Sequence[Demand], found: Sequence[Process], limits: Limits) -> None:
     """A stage for a person."""
     typer.echo(f"stage   {name or '(only one)'}")
@@ -224,10 +219,6 @@ def _print_estimate(name: str, places: Sequence[Demand], found: Sequence[Process
         there = f"of {limit / 2**30:.1f} GiB" if limit else "(there: not known)"
         typer.echo(f"{place.place}: {place.bytes / 2**30:.2f} GiB at most {there}")
     typer.echo("")
-def new_run() -> str:
-    from jurat.platform.runs.store import new_id
-
-    return new_id()
 
 
 def _detach(words: Sequence[str], run: str, database: str | None, *, as_json: bool) -> None:

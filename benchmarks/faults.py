@@ -38,6 +38,7 @@ from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.platform.types import StepReport
 from jurat.trainers import launch
+from jurat.trainers.metrics import is_timed
 
 RECIPE: Mapping[str, Any] = {
     "model": "tiny-random",
@@ -120,7 +121,7 @@ def train(changes: Mapping[str, Any], screen: Screen) -> Result:
         )
         for r in records
     ]
-    metrics = [{k: v for k, v in step.metrics.items() if "seconds" not in k} for step in screen.steps]
+    metrics = [{k: v for k, v in step.metrics.items() if not is_timed(k)} for step in screen.steps]
     state = {name: digest for name, digest in files.items() if name.endswith(".safetensors")}
     return Result(tuple(sorted(rollouts)), tuple(metrics), state)
 

@@ -175,11 +175,6 @@ class Allocator(Protocol):
 
 
 class GroupSource(Protocol):
-    @property
-    def busy(self) -> float | None:
-        """Seconds so far in which something was asked of a sampler; None where there is none."""
-        ...
-
     def plan(self, step: int) -> None:
         """Fix what the batch of ``step`` will hold; called in order of steps."""
         ...

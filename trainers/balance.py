@@ -214,6 +214,10 @@ class Balance:
     judge: Gauge = field(default_factory=Gauge)
     streak: Streak = Streak()
 
+    def begin(self) -> None:
+        """A step begins: what was before, evaluation and checkpoints, does not count."""
+        self.sampler.read(), self.judge.read()
+
     def after(self, step: int, laps: Mapping[str, float], ledger: Ledger) -> dict[str, float]:
         """``utilisation/<role>``, ``queue/<role>`` (mean number in flight) and the knobs of the step that ends; what is
         decided holds for what is planned from now on, and is recorded as an event ``balance``."""

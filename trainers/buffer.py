@@ -72,11 +72,10 @@ class Buffer:
         return await self.source.batch(step)
 
     async def settle(self) -> None:
-        """To be awaited before a version is published: in lockstep, the end of all batches in flight."""
-        if self.lockstep:
-            if self.tasks:
-                await asyncio.wait(self.tasks.values())
-            self.settled = frozenset(self.tasks)
+        """In lockstep, to be awaited before a version is published: the end of all batches in flight."""
+        if self.tasks:
+            await asyncio.wait(self.tasks.values())
+        self.settled = frozenset(self.tasks)
 
     async def cancel(self) -> None:
         """Abort everything in flight; plans stay."""

@@ -16,7 +16,7 @@ from jurat.datasets.cursor import ShuffledSource
 from jurat.datasets.load import ProblemSet, holds
 from jurat.engine import checkpoint as checkpointing
 from jurat.engine import local, lora, memory, models
-from jurat.engine.probe import accelerators
+from jurat.engine.probe import gpu_bytes
 from jurat.engine.ray import needs_ray
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
@@ -220,9 +220,8 @@ def _memory(stages: Sequence[Prepared], home: Path, note: Callable[[str], None])
     except ModelError as error:
         note(f"memory is not checked: {error.what}")
         return {}
-    gpus = [gpu["memory_bytes"] for gpu in accelerators()["gpus"]] if engine.device != "cpu" else []
     here = engine.home == "local" or engine.ray == "local"
-    limits = memory.Limits(host=machine_bytes() if here else None, gpu=min(gpus, default=None) if here else None)
+    limits = memory.Limits(host=machine_bytes(), gpu=gpu_bytes(engine.device)) if here else memory.Limits()
     tokenizer, needed = HFTokenizer(folder), {}
     for each in stages:
         prompt = longest_prompt([problem for found in each.sets.values() for problem in found.problems], tokenizer)
@@ -347,7 +346,8 @@ class _Stage:
             ledger = leaving.enter_context(self._ledger(engine, first_step))
             learners, scorers = await self._models(engine, algorithm, own=own, parent=parent)
             await engine.link.publish(first_step)
-            balance, peaks = self._balance(engine, judge, allocator := build_allocator(recipe)), engine.memory()
+            allocator, peaks = build_allocator(recipe), engine.memory()
+            balance = self._balance(engine, judge, allocator)
             source = self._source(engine, judge, kept.train, allocator, balance)
             buffer = Buffer(
                 source=source,
@@ -405,7 +405,9 @@ class _Stage:
         notes = [f"skipped {row}" for row in _bad_rows(self.prepared.sets)]
         notes += [*filter(None, [_trainable(recipe, self.launch.home)]), *bias(recipe, algorithm), *staleness(recipe)]
         if recipe.engine.balance:
-            notes.append("engine.balance moves limits by the clock: another run of this recipe need not be equal to this one")
+            notes.append(
+                "engine.balance moves limits by the clock: another run of this recipe need not be equal to this one"
+            )
         if recipe.checkpoint.every is None and recipe.steps - first_step > LONG:
             notes.append(
                 f"no checkpoint before step {recipe.steps} (checkpoint.every is not set): Ctrl-C once makes one, "

@@ -29,7 +29,7 @@ from jurat.trainers.limits import Limits
 from jurat.trainers.metrics import step_metrics, value_metrics
 from jurat.trainers.packing import pack, updates
 from jurat.trainers.samples import Algorithm, annotate
-from jurat.trainers.timeline import idle_metrics, waited
+from jurat.trainers.timeline import waited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,10 @@ async def train(
 
     version, metrics = run.first_step, dict[str, float]()
     for step in range(run.first_step, run.num_steps):
-        clock, busy = Clock(partial(memory.note, step)), buffer.source.busy
+        if writing is not None and writing.done():
+            writing.result()  # one that could not be written ends the run now, not at the next one
+        clock = Clock(partial(memory.note, step))
+        balance.begin()
         batch = await buffer.take(step)
         if batch is None:
             break
@@ -161,8 +164,9 @@ async def train(
         clock.lap("update")
         run.limits.check_updates(reports, reporter)
         faults.point("loop.between_update_and_publish")
-        await buffer.settle()
-        clock.lap("wait")
+        if buffer.lockstep:
+            await buffer.settle()
+            clock.lap("wait")
         version = step + 1
         await link.publish(version)
         buffer.published(version)
@@ -170,7 +174,6 @@ async def train(
         steered = controllers.steer(algorithm.reference_kl(samples), len(samples))
         metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(groups)}
         metrics |= steered | value_metrics(samples) | balance.after(step, clock.laps, ledger)
-        metrics |= idle_metrics(clock.laps, None if busy is None else (buffer.source.busy or 0.0) - busy)
         report = StepReport(
             step=step,
             version=version,

@@ -55,6 +55,11 @@ def step_metrics(batch: Batch, reports: Sequence[UpdateReport]) -> dict[str, flo
     return out | lag_metrics(batch) | phase_metrics(batch)
 
 
+def is_timed(name: str) -> bool:
+    """Whether a metric of a step goes by the clock: runs that are otherwise equal differ in it."""
+    return "seconds" in name or name.startswith(("timeline/", "utilisation/", "queue/"))
+
+
 def value_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """``critic/*``: means over tokens of its values before the step and of the returns, and the share of the returns'
     variance that it explained, ``1 - var(R - V) / var(R)`` (0 where returns do not vary). Empty without a critic."""

@@ -148,10 +148,6 @@ class Given:
     def observe(self, batch: Batch) -> None:
         self.plans.pop(batch.step, None)
 
-    @property
-    def busy(self) -> None:
-        return None
-
     async def interrupt(self, keep: Collection[int] = ()) -> Mapping[str, Any]:
         return self.state()
 

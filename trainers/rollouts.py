@@ -123,12 +123,6 @@ class Rollouts:
     """Set when it owes none."""
     _halted: bool = False
     """From an interrupt until a batch is begun."""
-    _busy: float = 0.0
-    _since: float = 0.0
-
-    @property
-    def busy(self) -> float:
-        return self._busy + (time.perf_counter() - self._since if self._asked else 0.0)
 
     def plan(self, step: int) -> None:
         self.plans[step] = []
@@ -239,16 +233,13 @@ class Rollouts:
         return Scored(rollout=rollout, judgement=judged, seconds=seconds, ready=row.ready)
 
     async def _sample(self, request: Request) -> Completion:
-        if not self._asked:
-            self._since = time.perf_counter()
-            self._quiet.clear()
+        self._quiet.clear()
         self._asked += 1
         try:
             return await self.sampler.sample(request)
         finally:
             self._asked -= 1
             if not self._asked:
-                self._busy += time.perf_counter() - self._since
                 self._quiet.set()
 
     async def _going_on(self) -> None:

@@ -1,9 +1,8 @@
-"""Where the time of a step goes: of its samples by phase, of sampler and learner by what they waited for."""
+"""Where the time of a batch's samples went, by phase, and how old the policies were that drew them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -44,19 +43,6 @@ def phase_metrics(batch: Batch) -> dict[str, float]:
         out[f"timeline/{phase}_mean"] = float(values.mean())
         out[f"timeline/{phase}_p95"] = float(np.quantile(values, 0.95))
     return out
-
-
-def idle_metrics(laps: Mapping[str, float], busy: float | None) -> dict[str, float]:
-    """``idle/learner`` and ``idle/sampler``: shares of a step's wall time in which they had nothing to do.
-
-    ``laps`` are the loop's phases: the learner waits in ``wait`` and ``publish``. ``busy`` are the seconds of the step in
-    which something was asked of the sampler; None where there is none.
-    """
-    wall = sum(laps.values())
-    if busy is None or wall <= 0.0:
-        return {}
-    waits = laps.get("wait", 0.0) + laps.get("publish", 0.0)
-    return {"idle/learner": waits / wall, "idle/sampler": max(0.0, 1.0 - busy / wall)}
 
 
 def lag_metrics(batch: Batch) -> dict[str, float]:

@@ -119,7 +119,7 @@ class ServedSampler:
         self._weights, self._model, self._dtype, self._seconds = weights, model, dtype, seconds
         self._vocab: int = model["vocab_size"]
         self._session = PREFIX + secrets.token_hex(8)
-        self._version, self._published = 0, {0}
+        self._version, self._published = 0, {"0": 0}
         self._names = count()
         self._asked: dict[Row, asyncio.Task[Completion]] = {}
         self._streams: dict[str, asyncio.Timeout] = {}
@@ -192,9 +192,11 @@ class ServedSampler:
         if self._stopping:
             return "aborted"
         met = self._meetings
+        row.enter("prefill")  # and what it waits inside vLLM
         try:
             return await self._draw(row)
         except Lost as error:
+            row.enter("queued")
             await self._meet_again(met, error)
             return None
 
@@ -224,6 +226,8 @@ class ServedSampler:
         async with self._watched(name), aclosing(self._server.generate(body)) as parts:
             async for part in parts:
                 faults.point("sampler.mid_decode")
+                if row.phase == "prefill":
+                    row.enter("decode")
                 self._moved = time.monotonic()
                 self.turns += 1
                 tokens += [(each.token_id, each.logprob) for each in part.logprobs.content]
@@ -253,17 +257,10 @@ class ServedSampler:
             if each.start != len(found) or each.end < each.start or each.end > size:
                 raise self._server.odd(f"spans of weights that do not join up over {size} tokens", held)
             if each.end > each.start:
-                if (
-                    session != self._session
-                    or not number.isascii()
-                    or not number.isdigit()
-                    or int(number) not in self._published
-                ):
-                    raise Lost(
-                        f"tokens were drawn by weights {each.version[:80]!r}, which this run did not publish",
-                        answered=True,
-                    )
-                found += [int(number)] * (each.end - each.start)
+                if session != self._session or number not in self._published:
+                    what = f"tokens were drawn by weights {each.version[:80]!r}, which this run did not publish"
+                    raise Lost(what, answered=True)
+                found += [self._published[number]] * (each.end - each.start)
         if len(found) != size:
             raise self._server.odd(f"spans of weights for {len(found)} of {size} tokens", held)
         return found
@@ -312,9 +309,8 @@ class ServedSampler:
                     with suppress(Lost, TimeoutError):
                         async with asyncio.timeout(ABORT_SECONDS):
                             await self._server.post("/abort_requests", {"request_ids": names})
-                _, pending = await asyncio.wait(
-                    pending, timeout=0.5
-                )  # one that had not arrived there yet is told again
+                # one that had not arrived there yet is told again
+                _, pending = await asyncio.wait(pending, timeout=0.5)
             for task in pending:
                 task.cancel()
             done = await asyncio.gather(*tasks, return_exceptions=True)
@@ -354,7 +350,7 @@ class ServedSampler:
             await compute.run(load)
             await compute.run(self._weights.take)
             self._version = version
-            self._published.add(version)
+            self._published[str(version)] = version
             await self._hand_over()
 
     async def _meet_again(self, met: int, error: Lost) -> None:

@@ -3,7 +3,6 @@ sample is trained once by the versions of its spans, through a checkpoint, a res
 
 import importlib.util
 import os
-import re
 import signal
 import time
 
@@ -14,6 +13,7 @@ from jurat.platform.config import override, validate
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.trainers import launch
+from jurat.trainers.metrics import is_timed
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray: pip install 'ray[default]'", allow_module_level=True)
@@ -78,12 +78,11 @@ def train(home, after=None, resume=None, **changes):
 
 
 def numbers(rows, steps):
-    timed = re.compile("seconds|^timeline/|^idle/")
     return [
         (row.step, r.id, r.tokens.tolist(), r.sampler_logprobs.tolist(), [(s.start, s.end, s.version) for s in r.spans])
         for row in rows
         for r in [row.scored.rollout]
-    ], [{k: v for k, v in step.metrics.items() if not timed.search(k)} for step in steps]
+    ], [{k: v for k, v in step.metrics.items() if not is_timed(k)} for step in steps]
 
 
 def check_once(rows, lag):

@@ -214,6 +214,7 @@ async def test_an_answer_and_what_was_asked_for(fake, sampler):
     assert found.token_ids.tolist() == drawn(asked) and found.finish == "length"
     assert np.allclose(found.logprobs, -np.array(drawn(asked)) / 10)
     assert [(span.start, span.end, span.version) for span in found.spans] == [(0, 5, 0)]
+    assert set(found.seconds) == {"queued", "prefill", "decode"}
     (body,) = fake.asked
     assert body["token_ids"] == [0, 1, 2, 3] and body["stream"] is True
     wanted = {"max_tokens": 5, "stop_token_ids": [49], "ignore_eos": True, "logprobs": 0, "detokenize": False,

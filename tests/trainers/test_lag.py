@@ -20,6 +20,7 @@ from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.platform.types import PHASES
 from jurat.trainers import launch
+from jurat.trainers.metrics import is_timed
 
 RECIPE = {
     "model": "tiny-random",
@@ -155,8 +156,7 @@ def numbers(rows):
 
 
 def learnt(reports):
-    timed = ("timeline/", "idle/")
-    return [{k: v for k, v in r.metrics.items() if not k.startswith(timed) and "seconds" not in k} for r in reports]
+    return [{name: value for name, value in r.metrics.items() if not is_timed(name)} for r in reports]
 
 
 def weights(outcome):
@@ -222,7 +222,9 @@ def test_rows_go_on_under_new_weights_and_every_token_is_of_the_policy_that_its_
     assert mixed
     stale = [report.metrics["lag/stale"] for report in reports]
     assert stale[0] == 0.0 < max(stale) <= 1.0
-    assert all(0.0 <= report.metrics[f"idle/{role}"] <= 1.0 for report in reports for role in ("sampler", "learner"))
+    assert all(
+        0.0 <= report.metrics[f"utilisation/{role}"] <= 1.0 for report in reports for role in ("sampler", "learner")
+    )
     for step, report in enumerate(reports):  # the record holds what the metrics are made of
         seconds = [row.scored.seconds for row in rows if row.step == step]
         for phase in PHASES:

@@ -145,7 +145,8 @@ async def run(speeds, allocation, lag, lockstep, saves=(), stops=(), killed=()):
         for step in range(STEPS):
             taken[step] = await take(step)
             await speeds.pause(speeds.update)
-            await buffer.settle()
+            if buffer.lockstep:
+                await buffer.settle()
             version = step + 1
 
             def load(version=version):

@@ -1,4 +1,4 @@
-"""Lag, phases and idle shares by hand; rows in flight as JSON, exactly."""
+"""Lag and phases by hand; rows in flight as JSON, exactly."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ from jurat.platform.types import (
 from jurat.trainers.controllers import build_controllers
 from jurat.trainers.presets import filled, staleness
 from jurat.trainers.snapshot import Drawn
-from jurat.trainers.timeline import idle_metrics, lag_metrics, phase_metrics, waited
+from jurat.trainers.timeline import lag_metrics, phase_metrics, waited
 
 PROBLEM = Problem(
     id="p", messages=(Message(role="user", content="?"),), reference="1", verifier=VerifierSpec(name="math")
@@ -80,12 +80,6 @@ def test_a_sample_waits_from_its_verdict_until_its_batch_is_taken():
     first, given = found.groups[0].scored
     assert first.seconds["score"] == 1.0 and first.seconds["wait"] >= 5.0
     assert given.seconds == {}
-
-
-def test_idle_shares():
-    laps = {"wait": 2.0, "score": 1.0, "update": 4.0, "publish": 1.0}
-    assert idle_metrics(laps, 6.0) == {"idle/learner": 3 / 8, "idle/sampler": 1 / 4}
-    assert idle_metrics(laps, None) == {}
 
 
 def test_a_row_in_flight_comes_back_from_json_as_it_was():
