@@ -20,7 +20,7 @@ from torch import Tensor
 from jurat.engine import compute
 from jurat.engine.fsdp.optim import MOMENTS
 from jurat.engine.fsdp.worker import WIDEST, RankSpec, Updated, buckets_of, places_of, to_columns
-from jurat.engine.learner import Tally, reported, worth_training
+from jurat.engine.learner import Snapshot, Tally, reported, worth_training
 from jurat.engine.reshard import Carried, Layout, within
 from jurat.engine.tensorfile import digest_of, lay_out, record_digests, reserve, sync, write_side_files
 from jurat.platform.ports import Objective
@@ -38,6 +38,8 @@ class Hosts(Protocol):
 
     failed: str
     """Why they have ended; '' while they have not."""
+    moves: int
+    """Grows when a rank gets further."""
 
     def meeting(self) -> str:
         """A new place where ranks find one another: a URL for torch.distributed."""
@@ -144,6 +146,15 @@ class FsdpLearner:
         """A scorer with a copy of the weights as they are now, cut as they are."""
         self.wait(self._everywhere, "keep", name)
         return FsdpScorer(self, name)
+
+    def snapshot(self) -> Snapshot:
+        """Copies of all that an update reads and changes, cut as the ranks are."""
+        found = self.wait(self._everywhere, "snapshot")
+        return Snapshot([arrays for arrays, _ in found], dict(found[0][1]))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Be as when ``snapshot`` was made, by as many ranks."""
+        self.wait(self.processes.call, "resume", [(part, snapshot.counters) for part in snapshot.parts])
 
     # ---- storing ----
 

@@ -68,7 +68,7 @@ class Processes:
         self._folder = tempfile.TemporaryDirectory(prefix="jurat-ranks-")
         self.folder = Path(self._folder.name)
         """For what the processes share; goes when they do."""
-        self.failed = ""
+        self.failed, self.moves = "", 0
         self._sending = ThreadPoolExecutor(count, thread_name_prefix="ranks")  # a stopped process does not read
         pairs = [socket.socketpair() for _ in range(count + 1)]
         theirs = [their.fileno() for _, their in pairs]
@@ -119,6 +119,7 @@ class Processes:
                     (answers if kind == "answer" else errors)[rank] = value
                 if kind != "at" or value != places[rank]:
                     places[rank], moved = value if kind == "at" else -1, seen[rank]
+                    self.moves += 1
             now = time.monotonic()
             for rank in waiting:
                 if now > seen[rank] + self.silence:

@@ -239,6 +239,20 @@ class Rank:
     def counters(self) -> Mapping[str, int]:
         return self.optimizer.counters()
 
+    def snapshot(self) -> tuple[dict[str, dict[str, FloatArray]], Mapping[str, int]]:
+        """({weights and each moment: {name: this rank's box}}, counters)."""
+        kinds = {"weights": self.network.slices(), **self.optimizer.moments()}
+        arrays = {k: {name: t.detach().cpu().numpy() for name, t in each.items()} for k, each in kinds.items()}
+        return arrays, self.optimizer.counters()
+
+    @torch.no_grad()
+    def resume(self, arrays: Mapping[str, Mapping[str, FloatArray]], counters: Mapping[str, int]) -> None:
+        """Be as when ``snapshot`` was made."""
+        for kind, tensors in {"weights": self.network.slices(), **self.optimizer.moments()}.items():
+            for name, tensor in tensors.items():
+                tensor.copy_(torch.tensor(arrays[kind][name]))
+        self.optimizer.restore(counters)
+
     def peak_bytes(self) -> int:
         """Most memory that this process has had."""
         import resource

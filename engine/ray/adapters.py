@@ -26,14 +26,13 @@ class RemoteLearner:
     every call that changed it since: a new actor restores the one and answers the others again.
     """
 
-    ranks = 1
     REPLAYED = 16
     """Updates after which a new snapshot takes the place of the calls that are kept."""
 
-    def __init__(self, host: Host) -> None:
-        self.host, self.checkpoint_bytes = host, 0
+    def __init__(self, host: Host, *, ranks: int = 1) -> None:
+        self.host, self.ranks, self.checkpoint_bytes = host, ranks, 0
         self._first: list[Call] = []
-        """What the stage began with, a load or nothing: a snapshot need not hold what does not learn."""
+        """What the stage began with: a load, a copy that is kept. A snapshot need not hold what does not learn."""
         self._snapshot: Any = None
         """Reference; None: the state is that of the first calls."""
         self._since: list[Call] = []
@@ -46,6 +45,14 @@ class RemoteLearner:
             await host.ask("restore", self._snapshot)
         for call in self._since:
             await host.ask(*call)
+
+    async def keep(self, name: str) -> RemoteScorer:
+        """A scorer with a copy of the weights as they are now, by the ranks of this learner; before its first update."""
+        assert self._snapshot is None and not self._since
+        call = ("keep", name)
+        await self.host.sure(*call)
+        self._first.append(call)
+        return RemoteScorer(self.host, name, ranks=self.ranks)
 
     async def score(self, rounds: Rounds) -> Sequence[Sequence[FloatArray]]:
         return _own(await self.host.sure("score", to_wire(rounds)))
@@ -86,15 +93,14 @@ class RemoteLearner:
 
 
 class RemoteScorer:
-    """A ``Scorer`` with frozen weights: a lost one is made again and asked again."""
+    """A ``Scorer`` with frozen weights, the host's own or those it keeps as ``name``: a lost one is made again and asked
+    again."""
 
-    ranks = 1
-
-    def __init__(self, host: Host) -> None:
-        self.host = host
+    def __init__(self, host: Host, name: str = "", *, ranks: int = 1) -> None:
+        self.host, self.name, self.ranks = host, name, ranks
 
     async def score(self, rounds: Rounds) -> Sequence[Sequence[FloatArray]]:
-        return _own(await self.host.sure("score", to_wire(rounds)))
+        return _own(await self.host.sure("score", to_wire(rounds), self.name))
 
 
 class RemoteSampler:

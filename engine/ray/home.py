@@ -67,9 +67,7 @@ class RayHome:
         **rest: Any,
     ) -> RayEngine:
         """As ``local.build``, which every actor calls; adapters are the learner's alone: what it publishes is merged."""
-        if engine.ranks > 1:
-            raise ConfigError("the home ray holds a learner of one rank so far", where="engine.ranks",
-                              fix="set engine.ranks: 1, or engine.home: local")  # fmt: skip
+        self._refuse(engine)
         tokenizer = HFTokenizer(folder)
         hosts: list[Host] = []
 
@@ -79,10 +77,11 @@ class RayHome:
             return hosts[-1]
 
         def make(role: str, *, lora: LoRA | None = None) -> Callable[[], local.LocalEngine]:
-            drawn_by = engine.sampler if role == "sampler" else "own"
-            own = engine.model_copy(
-                update={"home": "local", "sampler": drawn_by, "threads": self.cluster.threads(role)}
-            )
+            own = engine.model_copy(update={"home": "local", "threads": self.cluster.threads(role)})
+            if role != "sampler":
+                own = own.model_copy(update={"sampler": "own"})
+            if role != "learner":
+                own = own.model_copy(update={"ranks": 1, "tp": 1, "offload": False})
             return partial(local.build, folder.resolve(), own, optim, sampling, lora=lora, **rest)
 
         async def begin_learner(host: Host) -> None:
@@ -108,11 +107,17 @@ class RayHome:
             return made(role, begin)
 
         def reference() -> RemoteScorer:
+            if engine.ranks > 1:  # as at home: copies of slices, which cost no process
+                return _wait(learner.keep("reference"))
             scorer = RemoteScorer(copied("reference"))
             _wait(scorer.host.open())
             return scorer
 
         def critic(optim: Optim, total_steps: int) -> RemoteLearner:
+            if engine.ranks > 1:
+                raise ConfigError("a critic learns in one process, not over several ranks", where="engine.ranks",
+                                  fix="set engine.ranks: 1")  # fmt: skip
+
             async def become(host: Host) -> None:
                 await host.ask("critic", optim, total_steps)
                 await values.restore(host)
@@ -124,7 +129,7 @@ class RayHome:
 
         info: dict[str, Any] = {}
         sampled: dict[str, Any] = {}
-        learner = RemoteLearner(made("learner", begin_learner))
+        learner = RemoteLearner(made("learner", begin_learner), ranks=engine.ranks // engine.tp)
         sampler = RemoteSampler(learner, dtype=engine.dtype)
         sampler.serve(made("sampler", begin_sampler))
         try:
@@ -138,6 +143,15 @@ class RayHome:
             reference=reference, critic=critic, hosts=hosts,
             info={**info, **{key: sampled[key] for key in ("sampler", "kernels")}, "home": "ray", "threads": threads},
         )  # fmt: skip
+
+    def _refuse(self, engine: Engine) -> None:
+        """Raise ConfigError where the learner's pool has too few GPUs for its ranks."""
+        share = self.cluster.shares[engine.pool_of("learner")]
+        if engine.ranks > 1 and engine.device != "cpu" and share.gpus < engine.ranks * share.processes:
+            raise ConfigError(
+                f"the learner has {share.gpus} GPUs for {engine.ranks} ranks, {share.processes} processes share them",
+                where=f"engine.pools.{engine.pool_of('learner')}", fix="place it in a pool of its own, with a GPU a rank",
+            )  # fmt: skip
 
     @contextmanager
     def judge(self, make: Callable[[], Any], specs: Sequence[VerifierSpec], digest: str = "") -> Iterator[RemoteJudge]:

@@ -158,6 +158,23 @@ def test_sampler_lost_at_a_named_point(cluster, alone, tmp_path, monkeypatch, fa
 
 
 @pytest.mark.soak
+def test_ranks_have_the_same_numbers_and_one_that_is_killed_takes_nothing_along(cluster, tmp_path):
+    """The learner's actor goes with its rank and is made again with as many, from a snapshot and what came after."""
+    two = {"ranks": 2, "tp": 1}
+    rows, steps, _ = train(tmp_path / "home", two)
+
+    def fault():
+        ranks = [p for p in actors("LearnerActor")[0].children(recursive=True) if not p.children()]
+        assert len(ranks) == 2
+        ranks[1].kill()
+
+    found, metrics, screen = train(tmp_path / "ray", {**two, "home": "ray"}, after={1: fault})
+    assert found == rows
+    assert metrics == steps
+    assert any("the learner (process" in note for note in screen.notes)
+
+
+@pytest.mark.soak
 def test_adapters_have_the_same_numbers(cluster, tmp_path):
     """What is published is the merged model."""
     lora = {"lora": {"rank": 4}, "steps": 2}
