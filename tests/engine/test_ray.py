@@ -417,3 +417,12 @@ def test_no_cluster_at_the_address(address):
     with pytest.raises(ConfigError, match="no Ray cluster answers") as refused:
         _begin(address)
     assert refused.value.where == f"engine.ray: {address}"
+
+
+def test_a_fault_for_a_role_strikes_its_first_process_alone(monkeypatch):
+    from jurat.engine.ray.actor import environment
+
+    monkeypatch.setenv("JURAT_FAULT", "critic@actor.mid_work:2:STOP")
+    assert environment("critic", 1, 0)["JURAT_FAULT"] == "actor.mid_work:2:STOP"
+    assert environment("critic", 1, 1)["JURAT_FAULT"] == ""
+    assert environment("learner", 1, 0)["JURAT_FAULT"] == "critic@actor.mid_work:2:STOP"  # which names no point
