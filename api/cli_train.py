@@ -207,8 +207,10 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
     typer.echo(f"model   {terminal.clean(plan['model'])}")
     for stage in plan["stages"]:
         sets = ", ".join(f"{name} {count}" for name, count in stage["problems"].items())
+        filled = _short(stage["filled"])
         skipped = len(stage["bad_rows"])
         typer.echo(f"\nstage   {stage['stage'] or '(only one)'}: {stage['algorithm']}, {stage['steps']} steps")
+        typer.echo("filled  " + "\n        ".join(f"{key}: {value}" for key, value in filled.items()))
         what = {"pairs": "pairs", "labels": "labelled completions"}.get(stage["holds"], "problems")
         typer.echo(f"data    {sets} {what}" + (f"; {skipped} rows skipped" if skipped else ""))
         most, new = stage["samples_per_step_at_most"], f"{stage['max_new_tokens_per_step']:,} new tokens"
@@ -223,6 +225,26 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
     golds = any(stage["gold_answers"] for stage in plan["stages"])
     checked = "Every gold answer passes its own verifier." if golds else "The data has no gold answers to verify."
     typer.echo(f"\n{checked} Nothing was trained.")
+
+
+def _short(filled: Mapping[str, Any]) -> dict[str, str]:
+    """What a stage is filled with, as a recipe would say it: defaults of keys within left out."""
+    import yaml
+
+    from jurat.platform.recipe import Stage
+
+    stage = Stage.model_validate({"name": "filled", "steps": 1, **filled})
+    made = {}
+    for key, value in filled.items():
+        if isinstance(value, Mapping):
+            short = getattr(stage, key).model_dump(mode="json", exclude_defaults=True)
+            flow = yaml.safe_dump(
+                {"name": value["name"], **short}, default_flow_style=True, sort_keys=False, width=10_000
+            )
+            made[key] = flow.strip()
+        else:
+            made[key] = str(value)
+    return made
 
 
 def prepare_process() -> None:

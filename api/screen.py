@@ -174,7 +174,8 @@ def speeds(report: StepReport) -> dict[str, float]:
 
 
 POLICY = (
-    ("policy/preferred", "preferred"), ("policy/kl_ref", "KL"), ("kl/reference", "KL of answers"),
+    ("policy/preferred", "preferred"), ("policy/margin", "margin"), ("policy/reference_point", "reference point"),
+    ("policy/kl_ref", "KL"), ("kl/reference", "KL of answers"),
     ("policy/logprob_diff_mean", "logprob diff"), ("policy/entropy", "entropy"), ("policy/grad_norm", "grad norm"),
     ("policy/clip_fraction", "clipped"), ("policy/lr", "lr"), ("critic/explained_variance", "critic explains"),
 )  # fmt: skip

@@ -1,14 +1,15 @@
 """One step of GRPO on SmolLM2-135M by TRL and by jurat: seconds, tokens per second, peak memory, and the floor.
 
-    python benchmarks/step.py [--model FOLDER] [--trl-python PYTHON] [--workloads A B] [--steps 4] [--threads 2]
+    python benchmarks/step.py [--model FOLDER] [--trl-python PYTHON] [--vllm-python PYTHON] [--workloads A B] [--steps 4]
 
 PYTHON is an interpreter that has ``trl==1.16.0`` beside the same torch and transformers (default: this one; the
 ``bench`` extra brings it). Both sides run one after the other, in processes of their own, on the same prompts with the
 same chat template, sample counts and threads, with float32 masters and bfloat16 computation (autocast there, a working
-copy here). Every completion has the full length on both sides: TRL bars the end token until then, jurat is given none.
-Rewards alternate within a group, so that every group has a gradient; in the row "half" they do so in every second group
-only, and samples without gradient are skipped (TRL has no such notion and takes the same time). The first step of each
-is a warm-up; figures are medians of the others. "cores used" well below the threads: others took them, reject.
+copy here). The side "vllm" is jurat with ``engine.sampler: vllm``, by an interpreter that has it (``--vllm-python``).
+Every completion has the full length on both sides: TRL bars the end token until then, jurat is given none. Rewards
+alternate within a group, so that every group has a gradient; in the row "half" they do so in every second group only,
+and samples without gradient are skipped (TRL has no such notion and takes the same time). The first step of each is a
+warm-up; figures are medians of the others. "cores used" well below the threads: others took them, reject.
 
 The floor of a step is the time of its matrix products alone, each timed by itself (decoding as on weights that oneDNN
 has packed, training on the rows that jurat's plan has), and of the fused optimiser: no attention, no sampling, nothing
@@ -101,7 +102,7 @@ def jurat_side(job: Mapping[str, Any]) -> dict[str, Any]:
 
     prompts, samples, length = job["workload"]
     engine = local.build(
-        Path(job["model"]), Engine(threads=job["threads"], path=job["path"]), Optim(lr=1e-6),
+        Path(job["model"]), Engine(threads=job["threads"], path=job["path"], sampler=job["sampler"]), Optim(lr=1e-6),
         SamplingPart(max_new_tokens=length), total_steps=job["steps"],
     )  # fmt: skip
     asked = [engine.tokenizer.encode_prompt([Message(role="user", content=q)]) for q in job["questions"][:prompts]]
@@ -227,6 +228,7 @@ def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--model", type=Path, help="a Hugging Face folder; default: the fetched smollm2")
     parse.add_argument("--trl-python", default=sys.executable)
+    parse.add_argument("--vllm-python", help="adds the side vllm")
     parse.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
     parse.add_argument("--sides", nargs="*", default=["jurat", "half", "simple", "floor", "trl"])
     parse.add_argument("--steps", type=int, default=4)
@@ -247,12 +249,14 @@ def main() -> None:
         raise SystemExit(
             "TRL is not installed here: install the bench extra or give --trl-python (or --sides jurat half floor)"
         )
+    if args.vllm_python:
+        args.sides.insert(1, "vllm")
     own = [str(Path(__file__).resolve()), "--side"]
     with tempfile.TemporaryDirectory() as scratch:
         for name in args.workloads:
             job: dict[str, Any] = {
                 "threads": args.threads, "workload": WORKLOADS[name], "questions": QUESTIONS, "steps": args.steps,
-                "half": False, "path": "fast", "scratch": scratch, "model": str(args.model.resolve()),
+                "half": False, "path": "fast", "sampler": "own", "scratch": scratch, "model": str(args.model.resolve()),
             }  # fmt: skip
             prompts, samples, length = WORKLOADS[name]
             print(
@@ -276,16 +280,18 @@ def main() -> None:
                 if side == "trl":
                     found = run(args.trl_python, ["-c", TRL], job)
                 else:
-                    change = {"half": {"half": True}, "simple": {"path": "simple"}}.get(side, {})
-                    found = run(sys.executable, [*own, "jurat"], {**job, **change})
+                    changes = {"half": {"half": True}, "simple": {"path": "simple"}, "vllm": {"sampler": "vllm"}}
+                    python = args.vllm_python if side == "vllm" else sys.executable
+                    found = run(python, [*own, "jurat"], {**job, **changes.get(side, {})})
                 if side == "jurat":
                     ours = found
+                if side in ("jurat", "vllm"):
                     print(json.dumps({key: found[key] for key in ("rows", "targets", "prompt tokens", "|dlogp|")}))
                 line = row(side, found, job)
                 steps[side] = line["step s"]
                 print(json.dumps(line), flush=True)
             if "trl" in steps:
-                for side in ("jurat", "half", "simple"):
+                for side in ("jurat", "half", "simple", "vllm"):
                     if side in steps:
                         print(f"TRL takes {steps['trl'] / steps[side]:.1f} times as long as {side}", flush=True)
 

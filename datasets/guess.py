@@ -40,8 +40,10 @@ def guess_fields(
     """
     names = {name: None for row in rows for name in row}
     question = question or _first(QUESTIONS, names, rows)
-    if holds != "answers" and question is not None:
-        return Fields(question=question, answer=answer or Fields().answer)
+    if holds == "pairs" or (
+        holds == "labels" and question is not None
+    ):  # pairs may be conversations that begin with it
+        return Fields(question=question or Fields().question, answer=answer or Fields().answer)
     answer = answer or _first(tuple(a for a in ANSWERS if a != question), names, rows)
     if question is None or answer is None:
         missing = "question" if question is None else "answer"

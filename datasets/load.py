@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -45,6 +45,10 @@ GIVEN: Mapping[Holds, tuple[str, ...]] = MappingProxyType(
     {"answers": (), "pairs": ("chosen", "rejected"), "labels": ("completion", "label")}
 )
 """The fields that such rows need, and the columns that their problems have."""
+READ_BY: Mapping[Holds, str] = MappingProxyType(
+    {"answers": "algorithms that sample, and sft", "pairs": "algorithm.name: dpo", "labels": "algorithm.name: kto"}
+)
+"""Which algorithms such rows are for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ def load_problems(
         if holds != "answers":
             raise DataError(
                 f"generated problems have an answer, but no {' and no '.join(GIVEN[holds])}", where=f"data.{split}",
-                fix="name a .jsonl or .parquet file with preferences; docs/datasets.md has examples",
+                fix=f"they are for {READ_BY['answers']}; for {READ_BY[holds]} name a .jsonl or .parquet file with "
+                "preferences; docs/datasets.md has examples",
             )  # fmt: skip
         return _generated(source, prompt, split)
     path = find_path(source.source, base)
@@ -185,7 +190,7 @@ def _from_rows(
             bad.append(BadRow(row.where, told.format(first.problem.source)))
             continue
         taken.append(one)
-    _check_fields(source, holds, columns_seen, total - sum(1 for b in bad if b.reason.startswith("not ")))
+    _check_fields(source, holds, columns_seen, bool(taken), total - sum(1 for b in bad if b.reason.startswith("not ")))
     if bad and source.bad_rows == "refuse":
         shown = "\n  ".join(str(b) for b in bad[:SHOWN_BAD_ROWS])
         more = f"\n  and {len(bad) - SHOWN_BAD_ROWS} more" if len(bad) > SHOWN_BAD_ROWS else ""
@@ -204,7 +209,7 @@ def _from_rows(
 def _take(row: Row, source: Source, prompt: Prompt, split: str, holds: Holds, left_out: set[str]) -> _Taken:
     """The problem in a row. Raises ValueError saying why there is none."""
     fields = source.fields
-    asked = _column(row.value, fields.question)
+    asked = _asked(row.value, fields, holds)
     turns = _conversation(asked) if isinstance(asked, list) else None
     question = "\n".join(t["content"] for t in turns) if turns else _text(asked, fields.question)
     if not question.strip():
@@ -242,6 +247,20 @@ def _take(row: Row, source: Source, prompt: Prompt, split: str, holds: Holds, le
         case "labels":
             return _Taken(question, problem, (said, given["completion"]), given["label"])
     return _Taken(question, problem, (said,), reference)
+
+
+def _asked(row: Mapping[str, Any], fields: Fields, holds: Holds) -> Any:
+    """The question of a row; of a pair of whole conversations without one, the messages that both begin with.
+
+    Raises ValueError.
+    """
+    if holds == "pairs" and fields.question == Fields().question and not _has(row, fields.question):
+        chosen, rejected = _column(row, fields.chosen), _column(row, fields.rejected)
+        if isinstance(chosen, list) and isinstance(rejected, list):
+            both = zip(_turns(chosen), _turns(rejected), strict=False)
+            if shared := [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], both)]:
+                return shared
+    return _column(row, fields.question)
 
 
 def _given(
@@ -366,18 +385,33 @@ def _json_value(value: Any, depth: int = 0) -> Any:
     raise ValueError(f"{type(value).__name__} is not JSON")
 
 
-def _check_fields(source: Source, holds: Holds, seen: Counter[str], objects: int) -> None:
-    """One clear error where the field map fits no row, instead of one per row."""
+def _check_fields(source: Source, holds: Holds, seen: Counter[str], some: bool, objects: int) -> None:
+    """One clear error where the field map fits no row, instead of one per row. Where ``some`` pairs could be taken without
+    a question they are conversations."""
     if not seen:
         return
     fields = source.fields
-    needed = [fields.question, *(getattr(fields, name) for name in GIVEN[holds])]
+    needed = [] if holds == "pairs" and some else [fields.question]
+    needed += [getattr(fields, name) for name in GIVEN[holds]]
     needed += [fields.answer] if holds == "answers" or fields.answer != Fields().answer else []
     for name in (*needed, fields.solution if holds == "answers" else None):
         if name is not None and name not in seen and name.split(".")[0] not in seen:
             raise DataError(f"field {name!r} is in none of {objects} rows; columns: {', '.join(sorted(seen)[:20])}."
                             f"{nearest(name, seen)}", where=source.source,
-                            fix="name the columns under fields: (jurat datasets show FILE guesses them)")  # fmt: skip
+                            fix="name the columns under fields: (jurat datasets show FILE guesses them)"
+                            + _other(fields, holds, name, seen))  # fmt: skip
+
+
+def _other(fields: Fields, holds: Holds, name: str, seen: Counter[str]) -> str:
+    """What rows without the field ``name`` may be for."""
+    if name == fields.question:
+        whole = "; pairs need none where chosen and rejected are whole conversations that begin alike"
+        return whole if holds == "pairs" else ""
+    for kind, names in GIVEN.items():
+        columns = [getattr(fields, each) for each in names] or [fields.answer]
+        if kind != holds and all(column in seen for column in columns):
+            return f"; rows with {' and '.join(columns)} are for {READ_BY[kind]}, not for {READ_BY[holds]}"
+    return ""
 
 
 def _licence_beside(path: Path) -> str | None:

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -82,6 +83,13 @@ def layout(folder: Path, lora: LoRA) -> Layout:
     Raises ConfigError where peft is missing, or a target names no linear layer or one that peft refuses, and
     ModelError where transformers does not know the model.
     """
+    config = folder / "config.json"
+    return _layout(folder, lora, config.stat().st_mtime_ns if config.exists() else 0)
+
+
+@lru_cache(maxsize=16)
+def _layout(folder: Path, lora: LoRA, written: int) -> Layout:
+    """Once for a model as ``written``: what a stage says of its adapters and what it builds are one."""
     if importlib.util.find_spec("peft") is None:
         raise ConfigError("LoRA needs peft, which is not installed", where="lora", fix=install("lora"))
     from peft import inject_adapter_in_model

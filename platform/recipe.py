@@ -91,7 +91,6 @@ class Source(Part):
 class Curriculum(Part):
     """Draw levels by their past success, from the past only: easy first, harder as they are solved."""
 
-    name: Literal["level"] = "level"
     target: float = Field(default=0.7, gt=0, lt=1)
     """A level opens when the one below has this mean reward."""
     window: int = Field(default=64, ge=1)
@@ -144,9 +143,9 @@ class KL(Part):
 
     coef: float = Field(default=0.0, ge=0)
     place: Literal["loss", "reward"] = "loss"
-    """reward: k1 of each token is taken off its reward, whatever ``estimator`` says."""
+    """reward: k1 of each token is taken off its reward, and ``estimator`` is not read."""
     estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
-    """With a plus: that value with the gradient of k2, which on policy is the reverse KL's."""
+    """With a plus: that value with the gradient of k2, which on policy is the reverse KL's. k1 alone has none there."""
     target: float | None = Field(default=None, gt=0)
     """Nats per completion that the coefficient is steered to (Ziegler et al. 2019); None: it stays as it is."""
     horizon: int = Field(default=10_000, ge=1)
@@ -158,7 +157,8 @@ class Correction(Part):
 
     name: Literal["tis", "icepop", "decoupled", "reject", "off_policy_mask"]
     """tis: ratio cut at ``high``; icepop: 0 outside [low, high]; decoupled: the plain ratio (AReaL); reject: 0 where a
-    divergence exceeds ``limit`` nats (MIS); off_policy_mask: 0 on bad sequences that the policy left by ``limit`` nats."""
+    divergence exceeds ``limit`` nats (MIS); off_policy_mask: 0 on bad sequences that the policy left by ``limit`` nats.
+    Each refuses keys that it does not read."""
     low: float = Field(default=0.5, ge=0)
     high: float = Field(default=2.0, gt=0)
     level: Literal["token", "sequence"] = "token"
@@ -200,7 +200,7 @@ class Credit(Part):
     """outcome: steps are not read. shaped takes the place of the outcome's advantage; the others are added to it."""
     weight: float = Field(default=1.0, gt=0)
     gate: bool = True
-    """Where the outcome is wrong no step counts above 0."""
+    """Where the outcome is wrong no step counts above 0. Not of ``shaped``, whose steps are potentials."""
 
 
 class Normalise(Part):
@@ -433,14 +433,13 @@ class SamplingPart(Part):
 
 
 class KLClip(Part):
-    """Clip norm ``clip_norm * clip(target / ema(KL), low, high)``: shorter steps while the policy moves fast (ours)."""
+    """Clip norm ``clip_norm * clip(target / ema(KL), low, high)``: shorter steps while the policy moves fast (ours). The
+    moving average takes a tenth of each update's KL in."""
 
     target: float = Field(gt=0)
     """KL(sampler || policy) in nats per token."""
     low: float = Field(default=0.1, gt=0)
     high: float = Field(default=1.0, gt=0)
-    decay: float = Field(default=0.9, ge=0, lt=1)
-    """Of the moving average."""
 
 
 class ResumeGuard(Part):

@@ -10,8 +10,8 @@ from typing import Any
 from jurat.platform.errors import ConfigError
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import DPO as DPOPart
+from jurat.platform.recipe import KL, SFT, Difficulty, PolicyGradient, Recipe, Stage, Uniform
 from jurat.platform.recipe import KTO as KTOPart
-from jurat.platform.recipe import SFT, Difficulty, PolicyGradient, Recipe, Stage, Uniform
 from jurat.platform.recipe import Correction as CorrectionPart
 from jurat.trainers.aggregation import AGGREGATIONS
 from jurat.trainers.allocation.posterior import Correctness
@@ -42,6 +42,18 @@ CORRECTIONS: Mapping[str, Callable[[CorrectionPart], Correction]] = MappingProxy
         "off_policy_mask": lambda part: OffPolicyMask(part.limit),
     }
 )
+
+
+READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "tis": ("high", "level"),
+        "icepop": ("low", "high", "level"),
+        "decoupled": ("level",),
+        "reject": ("limit", "divergence", "level"),
+        "off_policy_mask": ("limit",),
+    }
+)
+"""Which keys of a correction each of them reads."""
 
 
 def build_algorithm(recipe: Recipe) -> Algorithm:
@@ -171,6 +183,7 @@ def _refuse(part: PolicyGradient, recipe: Recipe) -> None:
     name = f"algorithm.name {part.name!r}"
     assert part.advantage and part.shaping
     _refuse_critic(part, recipe)
+    _refuse_unread(part)
     single = recipe.allocation.name == "uniform" and recipe.allocation.samples_per_prompt < 2
     if single and part.critic is None and ESTIMATORS[part.advantage].compares:
         raise ConfigError(
@@ -226,12 +239,74 @@ def _refuse(part: PolicyGradient, recipe: Recipe) -> None:
             fix="keep one of them; reject and off_policy_mask go with any",
         )
     for place, each in enumerate(part.corrections):
-        if each.low >= each.high:
+        if each.name == "icepop" and each.low >= each.high:
             raise ConfigError(
                 f"algorithm.corrections[{place}].low {each.low} is not below its high {each.high}",
                 where=f"algorithm.corrections[{place}]",
                 fix="bounds of a ratio around 1, as in low: 0.5, high: 2",
             )
+
+
+def _refuse_unread(part: PolicyGradient) -> None:
+    """Raises ConfigError naming both keys where the one makes the other do nothing.
+
+    A value that is the default is as good as none: the record of a run gives every key.
+    """
+    shaping, credit, kl = part.shaping, part.credit, part.kl
+    assert shaping is not None
+    unread: list[tuple[bool, str, str, str]] = [
+        (
+            part.loss == "plain" and (part.clip_low, part.clip_high) != (None, None),
+            "algorithm.clip_low" if part.clip_low is not None else "algorithm.clip_high",
+            "bounds a ratio, of which algorithm.loss 'plain' has none",
+            "leave it out, or set algorithm.loss: clipped",
+        ),
+        (
+            shaping.free_tokens > 0 and shaping.per_token == 0,
+            "algorithm.shaping.free_tokens",
+            "are free of algorithm.shaping.per_token, which is 0",
+            "set algorithm.shaping.per_token, or leave it out",
+        ),
+        (
+            shaping.scale == 0,
+            "algorithm.shaping.scale",
+            "0 makes every reward algorithm.shaping.offset, whatever was judged",
+            "set it to 1, or leave it out",
+        ),
+        (
+            credit.name == "outcome" and (credit.weight != 1.0 or not credit.gate),
+            "algorithm.credit.weight" if credit.weight != 1.0 else "algorithm.credit.gate",
+            "is about rewards of steps, which algorithm.credit.name 'outcome' does not read",
+            "set algorithm.credit.name: sum, min, shaped or function; or leave it out",
+        ),
+        (
+            credit.name == "shaped" and not credit.gate,
+            "algorithm.credit.gate",
+            "is not read by algorithm.credit.name 'shaped', whose steps are potentials: nothing is gated there",
+            "leave it out",
+        ),
+        (
+            kl.coef > 0 and kl.place == "loss" and kl.estimator == "k1",
+            "algorithm.kl.estimator",
+            "'k1' has no gradient in expectation with algorithm.kl.place 'loss': noise, and no KL",
+            "set it to k1+, which has the value of k1 and the gradient of the KL; or algorithm.kl.place: reward",
+        ),
+        (
+            kl.coef > 0 and kl.place == "reward" and kl.estimator not in ("k1", KL().estimator),
+            "algorithm.kl.estimator",
+            f"{kl.estimator!r} is not read with algorithm.kl.place 'reward', which takes k1 of each token",
+            "leave it out, or set algorithm.kl.place: loss",
+        ),
+    ]
+    for place, each in enumerate(part.corrections):
+        at, fields = f"algorithm.corrections[{place}]", CorrectionPart.model_fields
+        for key in fields.keys() - {"name", *READ[each.name]}:
+            why = f"is not read by {at}.name {each.name!r}"
+            reads = f"leave it out: {each.name} reads {', '.join(READ[each.name])}"
+            unread.append((getattr(each, key) != fields[key].default, f"{at}.{key}", why, reads))
+    for found, key, why, fix in unread:
+        if found:
+            raise ConfigError(f"{key} {why}", where=key, fix=fix)
 
 
 def _refuse_critic(part: PolicyGradient, recipe: Recipe) -> None:

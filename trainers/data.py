@@ -10,7 +10,7 @@ from jurat.datasets.contamination import refuse_shared
 from jurat.datasets.load import ProblemSet, holds, load_problems
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.ports import Tokenizer
-from jurat.platform.recipe import SFT, PolicyGradient, Recipe, SamplingPart
+from jurat.platform.recipe import KTO, SFT, PolicyGradient, Recipe, SamplingPart
 from jurat.platform.types import Problem, Sampling
 from jurat.trainers.offline import KINDS
 
@@ -30,10 +30,23 @@ def load_sets(recipe: Recipe, *, base: Path) -> dict[str, ProblemSet]:
                 where=source.source if (source := sources[name]) else name,
                 fix="jurat datasets check SOURCE says why rows were skipped",
             )
+    if isinstance(recipe.algorithm, KTO):
+        _refuse_one_question(sets["train"].problems)
     for name in ("held_out", "unseen"):
         if name in sets:
             refuse_shared(sets["train"].problems, sets[name].problems, prompt=recipe.prompt)
     return sets
+
+
+def _refuse_one_question(problems: Sequence[Problem]) -> None:
+    """Raises DataError where KTO's reference point has nothing to be made of."""
+    if len({tuple((m.role, m.content) for m in problem.messages) for problem in problems}) < 2:
+        raise DataError(
+            "algorithm.name 'kto' makes its reference point of completions after the prompts of others, but all "
+            f"{len(problems)} rows of data.train ask the same: it would always be 0",
+            where="data.train",
+            fix="add rows with other questions",
+        )
 
 
 def short_enough(
@@ -110,8 +123,14 @@ def keep(sets: Mapping[str, ProblemSet], tokenizer: Tokenizer, recipe: Recipe, n
         if name != "train"
     }
     held_out = sets["held_out"].problems if offline and "held_out" in sets else ()
+    train = short_enough(sets["train"].problems, tokenizer, recipe, note, "train", given=offline)
+    if isinstance(recipe.algorithm, KTO) and len({bool(problem.columns["label"]) for problem in train}) < 2:
+        note(
+            f"every completion of data.train is labelled {'good' if train[0].columns['label'] else 'bad'}: KTO learns "
+            f"{'to make all of them likelier' if train[0].columns['label'] else 'only what to avoid'}, with nothing to tell them from"
+        )
     return Kept(
-        train=short_enough(sets["train"].problems, tokenizer, recipe, note, "train", given=offline),
+        train=train,
         asked={name: short_enough(each, tokenizer, recipe, note, name) for name, each in asked.items() if each},
         given=short_enough(held_out, tokenizer, recipe, note, "held_out", given=True) if held_out else (),
     )

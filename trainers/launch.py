@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 MEASURED = frozenset({"held_out", "unseen"})
 """Sets that are evaluated, not trained on."""
+SAMPLED = ("allocation", "updates_per_step")
+"""What a preset fills beside its algorithm."""
 LONG = 50
 """Steps that one would not like to lose."""
 
@@ -384,11 +386,13 @@ class _Stage:
         recipe, cluster = self.recipe, self.launch.cluster
         waits = algorithm.critic.warmup_steps if algorithm.critic else 0
         build = local.build if cluster is None else cluster.build
+        # the learner's logits are those that the sampler drew from; given completions were drawn by nobody
+        heat = recipe.sampling.temperature if isinstance(recipe.algorithm, PolicyGradient) else 1.0
         return build(
             models.resolve(recipe.model, self.launch.home),
             recipe.engine,
             recipe.optim,
-            recipe.sampling,
+            recipe.sampling.model_copy(update={"temperature": heat}),
             total_steps=self._updates(recipe.steps - waits),
             lora=recipe.lora,
             seed=seed_of("lora", recipe.seed, self.name),
@@ -575,6 +579,7 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
                 "stage": name,
                 "algorithm": stage.algorithm.name,
                 "steps": stage.steps,
+                "filled": stage.model_dump(mode="json", include={"algorithm", *(() if given else SAMPLED)}),
                 "problems": {"train": len(kept.train), **kept.measured},
                 "holds": holds(stage.algorithm, "train"),
                 "gold_answers": sum(bool(problem.reference) for each in sets.values() for problem in each.problems),

@@ -97,11 +97,16 @@ def _filled(recipe: Recipe) -> Recipe:
     if not isinstance(part, PolicyGradient):
         return recipe
     preset = PRESETS[part.name]
-    names = ("advantage", "loss", "aggregation", "clip_low", "clip_high")
+    clips = () if part.loss == "plain" else ("clip_low", "clip_high")  # nothing to clip
+    names = ("advantage", "loss", "aggregation", *clips)
     found = {name: getattr(preset, name) for name in names if getattr(part, name) is None}
     if part.shaping is None:
         found["shaping"] = _shaping(preset, recipe)
-    if preset.critic is not None and part.critic is None and part.advantage in (None, preset.advantage):
+    if (
+        preset.critic is not None
+        and "critic" not in part.model_fields_set
+        and part.advantage in (None, preset.advantage)
+    ):
         found["critic"] = preset.critic
     out: dict[str, object] = {"algorithm": part.model_copy(update=found)}
     if preset.allocation is not None and "name" not in recipe.allocation.model_fields_set:

@@ -181,14 +181,11 @@ class RewardNormaliser:
     recent: dict[str, list[float]] = field(default_factory=dict)
     running: dict[str, Moments] = field(default_factory=dict)
 
-    def __call__(self, groups: Sequence[Rewards], keys: Sequence[str]) -> list[Rewards]:
-        """Rewards [n_i] of the groups of one batch and the key of each -> the same shapes. Call once a batch, in order."""
-        if self.over == "none":
-            return list(groups)
-        return [found.standard(group) for found, group in zip(self.moments(groups, keys), groups, strict=True)]
-
     def moments(self, groups: Sequence[Rewards], keys: Sequence[str]) -> list[Moments]:
-        """What each group of one batch is normalised with, the batch taken in. Call once a batch, in order."""
+        """What each group of one batch, rewards [n_i] with their keys, is normalised with, the batch taken in.
+
+        Call once a batch, in order; never with ``over: none``.
+        """
         if self.over == "group":
             return [_moments(group) for group in groups]
         batch = {

@@ -79,6 +79,22 @@ def test_dry_run_trains_nothing(jurat: Any, small: Path, tmp_path: Path) -> None
     assert "Nothing was trained" in told.out and "grpo, 8 steps" in told.out
 
 
+def test_dry_run_says_what_the_algorithm_stands_for(jurat: Any, small: Path) -> None:
+    dapo = ("train", small, "--set", "stages.1.algorithm=dapo", "--dry-run")
+    sft, filled = (stage["filled"] for stage in jurat(*dapo, "--json").json["stages"])
+    assert [*sft] == ["algorithm"] and sft["algorithm"]["name"] == "sft"
+    part = filled["algorithm"]
+    assert (part["advantage"], part["loss"], part["clip_low"], part["clip_high"]) == ("grpo", "clipped", 0.2, 0.28)
+    assert (part["aggregation"], part["shaping"]["scale"], part["credit"]["name"]) == ("token-mean", 2.0, "outcome")
+    assert (filled["allocation"]["name"], filled["updates_per_step"]) == ("dapo", 4)
+    told = jurat(*dapo).out
+    assert (
+        "filled  algorithm: {name: dapo, advantage: grpo, loss: clipped, clip_low: 0.2, clip_high: 0.28, "
+        "aggregation: token-mean, shaping: {scale: 2.0, offset: -1.0, overlong: {cache: 1}}}\n"
+    ) in told
+    assert "        updates_per_step: 4\n" in told and "filled  algorithm: {name: sft}\n" in told
+
+
 def test_dry_run_counts_pairs_as_pairs_and_claims_no_gold_where_there_is_none(
     jurat: Any, small: Path, tmp_path: Path
 ) -> None:

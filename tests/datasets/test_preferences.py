@@ -57,6 +57,49 @@ def test_texts_and_conversations_make_the_same_pair(tmp_path):
     assert one.reference == ""
 
 
+def test_the_prompt_of_two_conversations_is_what_both_begin_with(tmp_path):
+    system, asks, right, wrong = (
+        said("system", "Add."),
+        said("user", "2+2="),
+        said("assistant", "4"),
+        said("assistant", "5"),
+    )
+    path = write(tmp_path / "a.jsonl", {"chosen": [system, asks, right], "rejected": [system, asks, wrong]})
+    (one,) = load(path, "pairs").problems
+    assert [(m.role, m.content) for m in one.messages] == [("system", "Add."), ("user", "2+2=")]
+    assert dict(one.columns) == {"chosen": "4", "rejected": "5"}
+    more = said("user", "sure?")
+    for chosen, rejected, reason in (
+        ([asks, right], [asks, right], "the conversation does not end with a user's message"),
+        ([asks, right, more, right], [asks, wrong, more, right], "is not about the question of its row"),
+        ([right], [wrong], "field 'question' is missing"),
+        ("2+2= 4", "2+2= 5", "field 'question' is missing"),
+    ):
+        fine = {"chosen": [asks, right], "rejected": [asks, wrong]}
+        path = write(tmp_path / "b.jsonl", fine, {"chosen": chosen, "rejected": rejected})
+        (bad,) = load(path, "pairs", bad_rows="skip").skipped
+        assert reason in bad.reason
+    path = write(tmp_path / "c.jsonl", {"chosen": "2+2= 4", "rejected": "2+2= 5"})
+    with pytest.raises(DataError, match="'question' is in none of 1 rows") as caught:
+        load(path, "pairs")
+    assert "pairs need none where chosen and rejected are whole conversations that begin alike" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "said"),
+    [
+        (PAIR, "labels", "rows with chosen and rejected are for algorithm.name: dpo, not for algorithm.name: kto"),
+        (PAIR, "answers", "rows with chosen and rejected are for algorithm.name: dpo"),
+        (LABEL, "pairs", "rows with completion and label are for algorithm.name: kto, not for algorithm.name: dpo"),
+        ({"question": "2+2=", "answer": "4"}, "pairs", "rows with answer are for algorithms that sample, and sft"),
+    ],
+)
+def test_rows_of_another_kind_name_the_algorithm_that_they_are_for(tmp_path, row, kind, said):
+    with pytest.raises(DataError, match="is in none of 1 rows") as caught:
+        load(write(tmp_path / "a.jsonl", row), kind)
+    assert said in caught.value.fix
+
+
 def test_the_field_map_and_the_template(tmp_path):
     path = write(tmp_path / "a.jsonl", {"prompt": [said("user", "a"), said("assistant", "b"), said("user", "c")],
                                         "good": "x", "bad": "y", "chosen": 7})  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -209,6 +210,15 @@ def test_a_layer_that_peft_refuses(tmp_path):
     with pytest.raises(ConfigError, match=r"out_proj.*incompatible"):
         lora.layout(tmp_path, ADAPTERS)
     assert len(lora.layout(tmp_path, LoRA(targets=("in_proj", "x_proj"))).layers) == 4
+
+
+def test_a_layout_is_made_once_for_a_model_as_it_is(make, tmp_path):
+    first = layout_of(make.llama(), tmp_path)
+    assert lora.layout(tmp_path, LoRA(rank=3, alpha=7.5)) is first is not lora.layout(tmp_path, LoRA(rank=4))
+    config = tmp_path / "config.json"
+    make.llama(num_hidden_layers=1).config.save_pretrained(tmp_path)
+    os.utime(config, ns=(0, config.stat().st_mtime_ns + 1))
+    assert len(lora.layout(tmp_path, ADAPTERS).layers) < len(first.layers)
 
 
 def test_without_peft(make, tmp_path, monkeypatch):

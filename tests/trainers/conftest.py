@@ -1,12 +1,50 @@
-"""Reference vectors: ``@pytest.mark.vectors("adv_rloo")`` runs a test on each (case, tolerance) of a file of them."""
+"""Reference vectors: ``@pytest.mark.vectors("adv_rloo")`` runs a test on each (case, tolerance) of a file of them. And whole
+runs, which a test may interrupt and resume."""
 
 import json
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 PARITY = Path(os.environ.get("JURAT_PARITY", Path(__file__).parents[3] / "shared" / "parity"))
+
+
+class Screen:
+    """A Reporter that keeps what it hears, and presses Ctrl-C after version ``stop``."""
+
+    def __init__(self, stop):
+        self.stop, self.steps, self.evaluations, self.notes = stop, [], [], []
+
+    def start(self, **said): ...
+
+    def step(self, report):
+        self.steps.append(report)
+        if report.version == self.stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)  # the handler runs between two turns of the loop
+
+    def evaluation(self, result):
+        self.evaluations.append(result)
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="session")
+def launched():
+    """``launched(home, recipe, stop=3)`` and ``launched(home, resume=RUN)`` -> (Outcome, Screen)."""
+    from jurat.platform.config import validate
+    from jurat.trainers import launch
+
+    def run(home, recipe=None, *, stop=None, **how):
+        screen = Screen(stop)
+        made = None if recipe is None else validate(recipe, where="test")
+        return launch.train(made, home=home, base=home, reporter=screen, **how), screen
+
+    return run
 
 
 def pytest_generate_tests(metafunc):

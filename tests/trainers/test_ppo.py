@@ -1,8 +1,5 @@
 """PPO with a critic: advantages and returns by hand, what a critic takes with it, whole runs and resumed ones."""
 
-import os
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, load_file
 
+from jurat.engine import models
 from jurat.platform.config import validate
 from jurat.platform.recipe import Critic
 from jurat.platform.types import (
@@ -26,7 +24,6 @@ from jurat.platform.types import (
     VerifierSpec,
     Visit,
 )
-from jurat.trainers import launch
 from jurat.trainers.advantages import reward_to_go
 from jurat.trainers.aggregation import token_mean
 from jurat.trainers.algorithms import build_algorithm
@@ -193,29 +190,6 @@ TINY = {
 }
 
 
-class Screen:
-    """A Reporter that keeps steps, and presses Ctrl-C after ``stop`` of them."""
-
-    def __init__(self, stop=None):
-        self.steps, self.stop = [], stop
-
-    def start(self, **said): ...
-
-    def step(self, report):
-        self.steps.append(report)
-        if report.version == self.stop:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)  # the handler runs between two turns of the loop
-
-    def evaluation(self, result): ...
-
-    def note(self, text): ...
-
-
-def run(home, screen, **changes):
-    return launch.train(validate({**TINY, **changes}, where="test"), home=home, base=home, reporter=screen)
-
-
 def files(checkpoint):
     """Bytes of weights and optimiser of each role."""
     return {
@@ -224,14 +198,12 @@ def files(checkpoint):
 
 
 @pytest.mark.parametrize("path", ["fast", "simple"])
-def test_a_run_that_was_stopped_equals_one_that_was_not(path, tmp_path):
-    engine = {"engine": {**TINY["engine"], "path": path}}
-    whole = Screen()
-    done = run(tmp_path / "whole", whole, **engine)
-    first = run(tmp_path / "again", Screen(stop=2), **engine)
+def test_a_run_that_was_stopped_equals_one_that_was_not(path, launched, tmp_path):
+    recipe = {**TINY, "engine": {**TINY["engine"], "path": path}}
+    done, whole = launched(tmp_path / "whole", recipe)
+    first, _ = launched(tmp_path / "again", recipe, stop=2)
     assert (done.state, first.state, first.step) == ("finished", "interrupted", 2)
-    rest = Screen()
-    again = launch.train(None, home=tmp_path / "again", base=tmp_path / "again", reporter=rest, resume=first.run)
+    again, rest = launched(tmp_path / "again", resume=first.run)
     assert (again.state, [report.step for report in rest.steps]) == ("finished", [2])
     assert files(done.checkpoint) == files(again.checkpoint)
     assert set(files(done.checkpoint)) == {
@@ -243,7 +215,7 @@ def test_a_run_that_was_stopped_equals_one_that_was_not(path, tmp_path):
     rates = [u.metrics["lr"] for report in whole.steps for u in report.updates if u.role == "policy"]
     assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])  # its schedule begins when it does
     warm = files(Path(done.checkpoint).parent / "step-000001")
-    begun = load_file(launch.models.resolve("tiny-random", tmp_path / "whole") / "model.safetensors")
+    begun = load_file(models.resolve("tiny-random", tmp_path / "whole") / "model.safetensors")
     policy, critic = (load(warm[f"{role}/model.safetensors"]) for role in ("policy", "critic"))
     assert all(torch.equal(policy[name], tensor) for name, tensor in begun.items())
     assert critic.keys() - policy.keys() == {"score.weight"}
@@ -254,15 +226,14 @@ def test_a_run_that_was_stopped_equals_one_that_was_not(path, tmp_path):
     assert whole.steps[1].metrics["critic/value"] != 0.0
 
 
-def test_a_later_stage_goes_on_with_the_critic_of_the_one_before(tmp_path):
+def test_a_later_stage_goes_on_with_the_critic_of_the_one_before(launched, tmp_path):
     """sft has none: the critic of a begins with a zero head. b takes over a's."""
     stages = [
         {"name": "sft", "steps": 1, "algorithm": {"name": "sft"}},
         {"name": "a", "steps": 2},
         {"name": "b", "steps": 2, "algorithm": {**TINY["algorithm"], "critic": {"warmup_steps": 0}}},
     ]
-    screen = Screen()
-    done = run(tmp_path, screen, stages=stages)
+    done, screen = launched(tmp_path, {**TINY, "stages": stages})
     assert done.state == "finished"
     values = [report.metrics.get("critic/value") for report in screen.steps]
     assert values[0] is None and values[1] == 0.0 and values[3] != 0.0

@@ -1,41 +1,24 @@
 """Runs on preference files: each stage lowers its own held-out loss, stages chain, a resumed stage keeps its reference."""
 
+import asyncio
 import json
 import math
-import os
-import signal
-import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from jurat.datasets.load import load_problems
+from jurat.datasets.load import holds, load_problems
+from jurat.engine import local
 from jurat.platform.config import validate
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.recipe import Prompt, Source
 from jurat.platform.runs.store import Store
+from jurat.platform.types import Visit
 from jurat.trainers import launch
-
-
-class Screen:
-    """A Reporter that keeps what it hears and interrupts the run after ``stop`` steps."""
-
-    def __init__(self, stop=None):
-        self.stop, self.steps, self.evaluations, self.notes = stop, [], [], []
-
-    def start(self, **said): ...
-
-    def step(self, report):
-        self.steps.append(report)
-        if report.version == self.stop:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)
-
-    def evaluation(self, result):
-        self.evaluations.append(result)
-
-    def note(self, text):
-        self.notes.append(text)
+from jurat.trainers.algorithms import build_algorithm
+from jurat.trainers.evaluate import loss_of
+from jurat.trainers.offline import KINDS, RolloutMaker
 
 
 def write(path, rows):
@@ -45,15 +28,16 @@ def write(path, rows):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """{kind: data} of generated sums: the right answer is chosen, one that is off by one to three is rejected."""
+    """{kind: data} of generated sums: the right answer is chosen, that of the next sum is rejected."""
     folder = tmp_path_factory.mktemp("files")
     made = {}
-    for split, size in (("train", 200), ("held_out", 60)):
-        source = Source(source="generated:plain", levels=(1, 2), size=size, split=split)
+    for split, size in (("train", 800), ("held_out", 200)):
+        source = Source(source="generated:plain", levels=(3,), size=size, split=split)
         sums = [
             (p.messages[0].content, int(p.reference)) for p in load_problems(source, Prompt(), split=split).problems
         ]
-        wrong = [right + 1 + n % 3 for n, (_, right) in enumerate(sums)]
+        others = [right for _, right in (*sums[1:], *sums[:1])]
+        wrong = [other + (other == right) for (_, right), other in zip(sums, others, strict=True)]
         rows = {
             "sft": [{"question": q, "answer": str(right)} for q, right in sums],
             "dpo": [
@@ -79,13 +63,16 @@ BASE = {
 }
 
 
-def train(home, screen=None, **given):
-    screen = screen or Screen()
-    return launch.train(validate({**BASE, **given}, where="test"), home=home, base=home, reporter=screen), screen
+@pytest.fixture(scope="module")
+def train(launched):
+    def run(home, *, stop=None, **given):
+        return launched(home, {**BASE, **given}, stop=stop)
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory, files):
+def start(tmp_path_factory, files, train):
     """A model that has seen some demonstrations."""
     home = tmp_path_factory.mktemp("start")
     done, _ = train(home, model="tiny-random", data=files["sft"], algorithm={"name": "sft"}, steps=30)
@@ -94,6 +81,35 @@ def start(tmp_path_factory, files):
 
 def losses(evaluations, name):
     return [e.losses[name] for e in evaluations if name in e.losses]
+
+
+BLOCKS = 10
+T = 2.262
+"""Quantile 0.975 of Student's t with BLOCKS - 1 degrees of freedom."""
+
+
+def fall(recipe, start, trained):
+    """What training took off the loss of each of ``BLOCKS`` disjoint sets of held-out rows: mean and half of the 95 %
+    interval. A block's rows are met with the same reference, so that the difference is paired."""
+    source, name = recipe.data.held_out, recipe.algorithm.name
+    problems = load_problems(
+        source, recipe.prompt, split="held_out", holds=holds(recipe.algorithm, "held_out")
+    ).problems
+    first, last = (
+        local.build(Path(folder), recipe.engine, recipe.optim, recipe.sampling, total_steps=1)
+        for folder in (start, trained)
+    )
+    visits = [Visit(problem=problem, visit=0, position=at) for at, problem in enumerate(problems)]
+    cut = np.array_split(np.arange(len(visits)), BLOCKS)  # not every tenth row: labels take turns
+    maker = RolloutMaker("", "", first.tokenizer)
+    blocks = [KINDS[name].groups([visits[at] for at in each], maker) for each in cut]
+
+    async def losses(policy):
+        scorers = {"policy": policy.learner, "reference": first.learner}
+        return np.array([await loss_of(block, build_algorithm(recipe), scorers, tokens=4096) for block in blocks])
+
+    fell = asyncio.run(losses(first)) - asyncio.run(losses(last))
+    return fell.mean(), T * fell.std(ddof=1) / math.sqrt(BLOCKS)
 
 
 @pytest.mark.parametrize(
@@ -106,30 +122,37 @@ def losses(evaluations, name):
     ],
     ids=["sft", "dpo", "ipo", "kto"],
 )
-def test_it_lowers_its_own_held_out_loss(algorithm, kind, untrained, start, files, tmp_path):
-    done, screen = train(
-        tmp_path, model=start, data=files[algorithm["name"]], algorithm=algorithm, steps=20, optim={"lr": 3e-4},
-        evaluate={"final_problems": 60, "problems": 30, "samples": 1, "every": 10},
-    )  # fmt: skip
+def test_it_lowers_its_own_held_out_loss(algorithm, kind, untrained, start, files, train, tmp_path):
+    given = {
+        "model": start, "data": files[algorithm["name"]], "algorithm": algorithm, "steps": 20, "optim": {"lr": 3e-4},
+        "evaluate": {"final_problems": 200, "problems": 30, "samples": 1, "every": 10},
+    }  # fmt: skip
+    done, screen = train(tmp_path, **given)
     assert [e.step for e in done.evaluations] == [0, 10, 20]
     before, _, after = losses(done.evaluations, kind)
     if untrained:
         assert before == pytest.approx(untrained, abs=1e-5)
-    assert after < 0.95 * before, (before, after)
+    mean, half = fall(validate({**BASE, **given}, where="test"), start, f"{done.checkpoint}/policy")
+    print(f"{kind}: held-out loss {before:.4f} -> {after:.4f}, fall {mean:.4f} +- {half:.4f}")  # pytest -rP shows it
+    assert mean - half > 0 and after < before, (before, after, mean, half)
     assert all((e.accuracy is None) is (kind != "sft") for e in done.evaluations)
     recorded = [m.result for m in Store.open(None, tmp_path).evaluations(Store.open(None, tmp_path).run(done.run))]
     assert [(e.step, dict(e.losses), e.final, e.problems) for e in recorded] == [
-        (e.step, dict(e.losses), e.step != 10, 30 if e.step == 10 else 60) for e in done.evaluations
+        (e.step, dict(e.losses), e.step != 10, 30 if e.step == 10 else 200) for e in done.evaluations
     ]
+    first, last = screen.steps[0].metrics, screen.steps[-1].metrics
     if kind == "kto":
         assert any(report.metrics["policy/reference_point"] > 0 for report in screen.steps)
+    elif kind != "sft":
+        assert (first["policy/margin"], first["policy/preferred"]) == (0.0, 0.0)
+        assert last["policy/margin"] > 0 and last["policy/preferred"] > 0.5
 
 
 def manifest(folder):
     return json.loads((Path(folder) / "manifest.json").read_text())
 
 
-def test_stages_chain_with_their_lineage(files, tmp_path):
+def test_stages_chain_with_their_lineage(files, train, tmp_path):
     """SFT -> DPO -> GRPO: each begins from the last checkpoint of the one before; one table holds what each came to."""
     stages = [
         {"name": "sft", "steps": 4, "algorithm": {"name": "sft"}},
@@ -152,17 +175,15 @@ def test_stages_chain_with_their_lineage(files, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto"])
-def test_a_resumed_stage_compares_with_its_first_weights(name, start, files, tmp_path):
+def test_a_resumed_stage_compares_with_its_first_weights(name, start, files, train, launched, tmp_path):
     given = {
         "model": start, "data": files[name], "algorithm": {"name": name}, "steps": 4, "checkpoint": {"every": 1},
         "updates_per_step": 2, "prompts_per_step": 4,
     }  # fmt: skip
     whole, told = train(tmp_path / "whole", **given)
-    first, _ = train(tmp_path / "halves", Screen(stop=2), **given)
+    first, _ = train(tmp_path / "halves", stop=2, **given)
     assert (first.state, first.step) == ("interrupted", 2)
-    screen = Screen()
-    home = tmp_path / "halves"
-    done = launch.train(None, home=home, base=home, reporter=screen, resume=first.run)
+    done, screen = launched(tmp_path / "halves", resume=first.run)
     assert losses(done.evaluations, name) == losses(whole.evaluations, name)[1:]
     assert losses(whole.evaluations, name)[1] != losses(whole.evaluations, name)[0]
     for got, wanted in zip(screen.steps, told.steps[2:], strict=True):
@@ -170,7 +191,7 @@ def test_a_resumed_stage_compares_with_its_first_weights(name, start, files, tmp
         assert {key: got.metrics[key] for key in keys} == {key: wanted.metrics[key] for key in keys}
 
 
-def test_where_rows_have_answers_accuracy_is_measured_too(start, tmp_path):
+def test_where_rows_have_answers_accuracy_is_measured_too(start, train, tmp_path):
     rows = [{"question": f"{n}+1=", "chosen": str(n + 1), "rejected": "0", "answer": str(n + 1)} for n in range(8)]
     data = {"train": write(tmp_path / "a.jsonl", rows[:4]), "held_out": write(tmp_path / "b.jsonl", rows[4:])}
     done, _ = train(tmp_path, model=start, data=data, algorithm={"name": "dpo"}, steps=1, prompts_per_step=2)
@@ -181,15 +202,15 @@ def test_where_rows_have_answers_accuracy_is_measured_too(start, tmp_path):
         train(tmp_path, model=start, data=data, algorithm={"name": "dpo"}, steps=1)
 
 
-def test_unseen_problems_are_answered(start, files, tmp_path):
-    data = {**files["dpo"], "unseen": {"source": "generated:plain", "levels": [3], "size": 4}}
+def test_unseen_problems_are_answered(start, files, train, tmp_path):
+    data = {**files["dpo"], "unseen": {"source": "generated:plain", "levels": [2], "size": 4}}
     done, _ = train(tmp_path, model=start, data=data, algorithm={"name": "dpo"}, steps=1)
     assert [(e.name, e.step, e.accuracy is None) for e in done.evaluations] == [
         ("held_out", 0, True), ("unseen", 0, False), ("held_out", 1, True), ("unseen", 1, False),
     ]  # fmt: skip
 
 
-def test_long_completions_are_left_out_of_training_and_of_the_held_out_loss(start, tmp_path):
+def test_long_completions_are_left_out_of_training_and_of_the_held_out_loss(start, train, tmp_path):
     rows = [{"question": f"{n}+1=", "chosen": str(n + 1), "rejected": "0" * (1 + 9 * (n == 3))} for n in range(8)]
     data = {"train": write(tmp_path / "a.jsonl", rows[:4]), "held_out": write(tmp_path / "b.jsonl", rows[3:])}
     with pytest.raises(DataError, match="1 of 5 held-out problems are trained on"):
@@ -206,8 +227,33 @@ def test_long_completions_are_left_out_of_training_and_of_the_held_out_loss(star
 def test_a_dry_run_and_what_it_refuses(files, tmp_path):
     given = {**BASE, "model": "tiny-random", "data": files["dpo"], "algorithm": {"name": "dpo"}}
     (stage,) = launch.dry_run(validate(given, where="test"), home=tmp_path, base=tmp_path)["stages"]
-    assert (stage["algorithm"], stage["problems"]) == ("dpo", {"train": 200, "held_out": 60})
+    assert (stage["algorithm"], stage["problems"]) == ("dpo", {"train": 800, "held_out": 200})
     assert stage["max_new_tokens_per_step"] == 0
     idle = {**given, "allocation": {"samples_per_prompt": 4}}
     with pytest.raises(ConfigError, match="allocation is about samples"):
         launch.dry_run(validate(idle, where="test"), home=tmp_path, base=tmp_path)
+
+
+def test_kto_needs_two_questions_and_says_where_every_label_is_the_same(tmp_path):
+    rows = [{"question": "1+1=", "completion": str(n), "label": n == 2} for n in range(4)]
+    given = {**BASE, "model": "tiny-random", "algorithm": {"name": "kto"}, "prompts_per_step": 2}
+
+    def rehearse(rows):
+        made = {**given, "data": {"train": write(tmp_path / "a.jsonl", rows)}}
+        return launch.dry_run(validate(made, where="test"), home=tmp_path, base=tmp_path)["notes"]
+
+    with pytest.raises(DataError, match=r"'kto' .* all 4 rows of data.train ask the same"):
+        rehearse(rows)
+    assert rehearse([*rows, {**rows[0], "question": "2+0="}]) == []
+    (note,) = rehearse([{**row, "question": f"{n}+1=", "label": False} for n, row in enumerate(rows)])
+    assert "every completion of data.train is labelled bad" in note
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto"])
+def test_the_temperature_of_sampling_is_not_that_of_given_completions(name, start, files, train, tmp_path):
+    given = {"model": start, "data": files[name], "algorithm": {"name": name}, "steps": 2, "prompts_per_step": 4}
+    told = []
+    for heat in (1.0, 0.5):
+        done, screen = train(tmp_path, **given, sampling={"temperature": heat, "max_new_tokens": 6})
+        told.append((losses(done.evaluations, name), [step.metrics["policy/loss"] for step in screen.steps]))
+    assert told[0] == told[1]

@@ -24,7 +24,7 @@ from jurat.platform.types import (
 )
 from jurat.trainers.advantages import grpo, reinforce_pp, rloo
 from jurat.trainers.aggregation import prompt_mean, seq_mean_token_mean, token_mean
-from jurat.trainers.algorithms import build_algorithm
+from jurat.trainers.algorithms import READ, build_algorithm
 from jurat.trainers.losses.cispo import CISPO
 from jurat.trainers.losses.clipped import Clipped
 from jurat.trainers.losses.gspo import GSPO
@@ -240,11 +240,46 @@ def test_credit_of_steps():
         ),
         (named("ppo", loss="plain"), r"algorithm.name 'ppo' with algorithm.loss 'plain'.*updates_per_step"),
         (named("ppo", critic={"lam": 1.5}), r"lam.*at most 1"),
+        (named("ppo", critic=None), r"algorithm.advantage 'gae' .* algorithm.critic is not given"),
+        # keys that would do nothing
+        (named("grpo", loss="plain", clip_high=0.3), r"algorithm.clip_high .* algorithm.loss 'plain'"),
+        (named("raft", clip_low=0.3), r"algorithm.clip_low .* algorithm.loss 'plain'"),
+        (
+            named("grpo", corrections=[{"name": "tis", "low": 0.1}]),
+            r"corrections\[0\].low .*corrections\[0\].name 'tis'",
+        ),
+        (named("grpo", corrections=[{"name": "decoupled", "high": 3.0}]), r"corrections\[0\].high .*name 'decoupled'"),
+        (named("grpo", corrections=[{"name": "icepop", "limit": 3.0}]), r"corrections\[0\].limit .*name 'icepop'"),
+        (
+            named("grpo", corrections=[{"name": "tis"}, {"name": "off_policy_mask", "level": "sequence"}]),
+            r"corrections\[1\].level .*corrections\[1\].name 'off_policy_mask'",
+        ),
+        (named("grpo", shaping={"free_tokens": 9}), r"shaping.free_tokens .* algorithm.shaping.per_token, which is 0"),
+        (named("grpo", shaping={"scale": 0.0}), r"algorithm.shaping.scale 0 .* algorithm.shaping.offset"),
+        (named("grpo", credit={"weight": 0.5}), r"algorithm.credit.weight .* algorithm.credit.name 'outcome'"),
+        (named("grpo", credit={"name": "shaped", "gate": False}), r"algorithm.credit.gate .*credit.name 'shaped'"),
+        (named("grpo", kl={"coef": 0.1, "estimator": "k1"}), r"kl.estimator 'k1' .* algorithm.kl.place 'loss'"),
+        (
+            named("grpo", kl={"coef": 0.1, "place": "reward", "estimator": "k2"}),
+            r"kl.estimator 'k2' .* algorithm.kl.place 'reward'",
+        ),
     ],
 )
 def test_what_makes_no_sense_names_both_keys(given, said):
     with pytest.raises(ConfigError, match=said):
         algorithm(**given)
+
+
+def test_every_key_of_a_correction_that_is_read_is_taken():
+    given = {"low": 0.1, "high": 3.0, "level": "sequence", "divergence": "k1", "limit": 0.3}
+    for name, keys in READ.items():
+        plain = algorithm(**named("grpo", corrections=[{"name": name}]))
+        for key in keys:
+            assert algorithm(**named("grpo", corrections=[{"name": name, key: given[key]}])) != plain, (name, key)
+
+
+def test_a_plain_loss_takes_no_clip_bounds_from_its_preset():
+    assert algorithm(**named("grpo", loss="plain")).objectives["policy"] == Plain()
 
 
 def test_corrections_reach_the_loss():

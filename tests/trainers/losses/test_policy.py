@@ -81,6 +81,17 @@ def test_gspo_ratio_is_the_geometric_mean_of_the_sequence():
     assert slope(GSPO(low=0.5, high=0.1), now, mb)[:2] == (pytest.approx(-1.1), [0.0, 0.0])
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_one_lost_token_does_not_make_the_ratio_of_a_sequence(sign):
+    """A log-ratio of -+1000 counts as -+20 in GMPO's geometric mean, and has no gradient."""
+    old = torch.tensor([-1.0, -1.0, -1.0, -1.0], dtype=torch.float64)
+    now = old - sign * torch.tensor([1000.0, 0.0, 0.0, 0.0])
+    loss, gradient, _ = slope(GMPO(), now, microbatch([0.25] * 4, [sign] * 4, proximal_logprobs=old))
+    ratio = math.exp(-sign * 5.0)
+    assert loss == pytest.approx(-sign * ratio)
+    assert gradient == pytest.approx([0.0] + [-sign * ratio / 4] * 3)
+
+
 def test_cispo_keeps_the_gradient_of_a_clipped_token():
     old, now = torch.tensor([-3.0], dtype=torch.float64), torch.tensor([-1.0], dtype=torch.float64)
     mb = microbatch([1.0], [2.0], proximal_logprobs=old)
