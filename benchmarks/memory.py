@@ -79,14 +79,15 @@ def measure(args: argparse.Namespace, case: dict[str, Any]) -> dict[str, Any]:
 
     async def work() -> None:
         await machine.link.publish(0)
-        if stage.algorithm.kl.coef:  # type: ignore[union-attr]
-            machine.reference()
+        reference = machine.reference() if stage.algorithm.kl.coef else None  # type: ignore[union-attr]
         held["built"] = max(held["built"], peak())
         requests, completions = await drawn(machine, args)
         held["sample"] = peak()
         mb = microbatch(requests, completions, args)
         from jurat.trainers.losses.cross_entropy import CrossEntropy
 
+        if reference is not None:
+            await reference.score(((mb,),))
         for _ in range(2):
             await machine.learner.update(((mb,),), CrossEntropy())
         held["update"] = peak()

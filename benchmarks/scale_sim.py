@@ -54,10 +54,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Costs:
-    """Constants of machines and software. Fitted to published *phases*: ``hbm`` and ``step`` to the generation of verl's colocated
-    7B on 128 H20 (178 s), ``mfu`` to log-probs and update of the same on 32, 64 and 128 (377, 204, 168 s), ``moe`` to those of
-    its 30B-A3B (136 s), ``link`` to its sync of 30B (61 GB in 7 s). Measured: ``driver`` and ``batch`` by ``benchmarks/driver.py --ray``,
-    ``judge`` by ``benchmarks/verifiers.py`` (0.11 ms, doubled for what surrounds it). Assumed: the others."""
+    """Constants of machines and software. Fitted to published *phases*: ``hbm``, ``step`` to the generation of verl's colocated 7B on
+    128 H20 (178 s), ``mfu`` to its log-probs and updates on 32, 64 and 128 (377, 204, 168 s), ``moe`` to those of its 30B-A3B (136 s,
+    mean length alike), ``link`` to its sync of 30B (61 GB in 7 s). Measured: ``driver``, ``batch`` (``driver.py --ray``), ``judge``
+    (``verifiers.py``: 0.11 ms, doubled). Assumed: the others; ``far`` after models cut over machines had come out too fast."""
 
     hbm: float = 0.75  # share of the memory's bandwidth that decoding reaches
     mfu: float = 0.40  # share of the flops that learner and prefill reach

@@ -1,7 +1,7 @@
 """What ``scale_sim.py`` says: steps that others report, one job by GPUs, place and lag, and where the driver saturates.
 
 verl: docs/advance/fully_async.md (Qwen2.5-Math-7B, DAPO, 512 prompts x 16, completions up to 28 k; FSDP2 and vLLM on H20). The
-mean length is not reported; 1,500 is what log-probs and update of the 128 GPUs amount to at 40 % of peak. Its asynchronous
+mean length is not reported; 1,500 is what log-probs and updates on 32 to 128 GPUs amount to at 40 % of peak. Its asynchronous
 runs, staleness 0.5, stand as lag 1.
 NeMo-RL: seconds of release 0.6 where known (Qwen3-30B-A3B, 235B, DeepSeek-V3), else of 0.4, with batch, mean sequence and
 tensor parallelism of docs/about/performance-summary.md (OpenMathInstruct-2, H100, Megatron; prompts taken as 150 tokens). How it
@@ -40,7 +40,7 @@ def nemo(model: Model, gpus: int, tp: int, size: int, sequence: int, cap: int, *
 
 
 STEPS: list[tuple[str, Job, float, float]] = [
-    ("verl 7B colocated (constants fitted here)", verl(128), 356.3, 53.9 + 113.8),
+    ("verl 7B colocated (its generation fitted)", verl(128), 356.3, 53.9 + 113.8),
     ("verl 7B colocated", verl(64), 365.3, 70.3 + 133.4),
     ("verl 7B colocated", verl(32), 790.1, 107.7 + 269.8),
     ("verl 7B asynchronous, 16 + 16", verl(32, 16), 294.8, 313.8),

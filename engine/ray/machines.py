@@ -100,7 +100,9 @@ class LearnerActor(Machine):
 
     def progress(self) -> int:
         made = hasattr(self, "machine")
-        return self.answered + (self.machine.learner.processes.moves if made and isinstance(self.machine, Sharded) else 0)
+        return self.answered + (
+            self.machine.learner.processes.moves if made and isinstance(self.machine, Sharded) else 0
+        )
 
     async def checkpoint_bytes(self) -> int:
         return self.learner.checkpoint_bytes

@@ -413,8 +413,8 @@ class ServedSampler:
     async def _carry(self) -> None:
         """By the file, where the server sees it; else as a stream of its bytes, a bucket at a time."""
         weights, server = self._weights, self._server
-        (found,) = await server.rpc("jurat_sees", weights.path, weights.mark)
-        if found == {"sees": True}:
+        found = await server.rpc("jurat_sees", weights.path, weights.mark)
+        if all(each == {"sees": True} for each in found):
             await server.rpc("jurat_load", weights.path)
             return
         for offset in [*range(0, weights.bytes, BUCKET_BYTES), weights.bytes]:

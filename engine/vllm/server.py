@@ -13,8 +13,7 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Literal
 
 import httpx2
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError, model_validator
 
 from jurat.platform.errors import ConfigError, RunFailed
 
@@ -30,6 +29,7 @@ DRAIN_SECONDS = 1.0
 """For the end of a stream after its last part, so that the connection can be used again."""
 SAID = 300
 """Characters of a server's words in an error."""
+OBJECT = TypeAdapter(dict[str, Any])
 
 
 class Lost(Exception):
@@ -125,12 +125,13 @@ class Server:
             raise self._unfit(str(error).splitlines()[0]) from error
         if status not in (400, 422):  # what an empty request deserves where requests are taken at all
             raise self._unfit(f"{GENERATE} answers HTTP {status}")
-        if len(found) != 1:
-            raise self._unfit(f"it has {len(found)} workers, expected 1")
         try:
-            return Hello.model_validate(found[0])
+            told = [Hello.model_validate(each) for each in found]
         except ValidationError as error:
             raise self._unfit(f"it says of itself {_first(error)}") from error
+        if not told or any(each != told[0] for each in told):
+            raise self._unfit(f"its {len(told)} workers are not alike")
+        return told[0]
 
     async def rpc(self, method: str, *args: Any) -> list[Any]:
         """What each worker's extension answered."""
@@ -182,9 +183,9 @@ class Server:
         try:
             chunk = _Chunk.model_validate_json(data)
         except ValidationError as error:
-            with suppress(ValueError):
-                said = from_json(data)
-                if isinstance(said, dict) and "error" in said:
+            with suppress(ValidationError):
+                said = OBJECT.validate_json(data)
+                if "error" in said:
                     raise Lost(f"the server says {_short(said['error'])}", answered=True) from None
             raise self.odd(_first(error), data) from error
         return chunk.choices[0] if chunk.choices else None
@@ -201,12 +202,9 @@ class Server:
         if response.status_code != 200:
             raise self._refusal(path, response.status_code, said)
         try:
-            found = from_json(said or b"{}")
-        except ValueError as error:
-            raise self.odd("no JSON", said) from error
-        if not isinstance(found, dict):
-            raise self.odd("no JSON object", said)
-        return 200, found
+            return 200, OBJECT.validate_json(said or b"{}")
+        except ValidationError as error:
+            raise self.odd("no JSON object", said) from error
 
     async def _read(self, response: httpx2.Response) -> bytes:
         said = bytearray()

@@ -53,11 +53,11 @@ def test_a_checkpoint_names_the_one_its_stage_began_from(jurat: Any, trained: An
     "words",
     [
         "version", "recipes ls", "recipes show tiny", "recipes show --schema", "models ls", "models fetch tiny-random",
-        "runs ls", "runs show latest", "runs verify latest", "runs timeline latest", "rollouts latest --limit 2", "db upgrade",
-        "datasets ls",
-        "datasets show generated", "datasets check generated --size 9", "verifiers ls", "verifiers show math",
-        "verifiers diff math number", "verify math --gold 1 --answer 1", "audit math --metamorphic --pairs 9",
-        "runs show nowhere", "datasets show nosuch.csv", "verify math --gold 1", "runs shwo",
+        "runs ls", "runs show latest", "runs verify latest", "runs timeline latest", "runs timeline latest --step 2",
+        "rollouts latest --limit 2", "db upgrade", "datasets ls", "datasets show generated",
+        "datasets check generated --size 9", "verifiers ls", "verifiers show math", "verifiers diff math number",
+        "verify math --gold 1 --answer 1", "audit math --metamorphic --pairs 9", "runs show nowhere",
+        "datasets show nosuch.csv", "verify math --gold 1", "runs shwo",
     ],
 )  # fmt: skip
 def test_json_is_one_document(jurat: Any, trained: Any, words: str) -> None:

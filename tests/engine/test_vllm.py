@@ -149,15 +149,15 @@ def serve():
 class Server:
     """A vLLM server of its own process, started as users start one."""
 
-    def __init__(self, folder, log):
+    def __init__(self, folder, log, *options):
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        self.url, self.folder, self.log = f"http://127.0.0.1:{self.port}", folder, log
+        self.url, self.folder, self.log, self.options = f"http://127.0.0.1:{self.port}", folder, log, options
         self.start()
 
     def start(self):
         command = [sys.executable, "-m", "jurat.engine.vllm.serve", str(self.folder), "--port", str(self.port),
-                   "--dtype", "float32", "--kv-cache-memory-bytes", str(int(MEMORY * 2**30))]  # fmt: skip
+                   "--dtype", "float32", "--kv-cache-memory-bytes", str(int(MEMORY * 2**30)), *self.options]  # fmt: skip
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, cwd=self.log.parent,
@@ -178,6 +178,10 @@ class Server:
 
     def signal(self, number):
         os.killpg(self.process.pid, number)
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(60)
 
     def kill(self):
         if self.process.poll() is None:
@@ -515,6 +519,8 @@ async def test_a_server_updated_draws_as_one_loaded_afresh(serve, server, tmp_pa
     engine, asked = by_url(server), requests(new=(20,))
     if by == "stream":
         engine.sampler._weights.path = f"/proc/self/{engine.sampler._weights.path}"  # leads nowhere
+    else:
+        monkeypatch.delattr(remote.Weights, "read")
     after = await changed(engine, asked)
     assert_equal(after, await loaded_afresh(serve, engine, asked, tmp_path / "b"), atol=1e-5)
     engine.close()
@@ -607,6 +613,22 @@ def test_a_run_by_url_has_the_numbers_of_the_own_sampler(server, folder, tmp_pat
     assert found[0] == rows and len(rows) == 48
     assert max(np.abs(a - b).max() for a, b in zip(found[1], logprobs, strict=True)) < 1e-4
     assert found[2] == pytest.approx(losses, abs=1e-4) and any(losses)
+
+
+@needs_vllm
+async def test_a_server_over_two_ranks(tmp_path):
+    """Tensor-parallel, each rank loads its part."""
+    source = folder_of("llama, tied", tmp_path / "a")
+    server, single = Server(source, tmp_path / "log", "--tensor-parallel-size", "2"), build(source)
+    try:
+        engine, asked = by_url(server), requests(new=(12, 30))
+        assert_equal(await draw(engine, asked), await draw(single, asked), atol=1e-4)
+        await changed(engine, asked)
+        engine.close()
+        server.stop()
+    finally:
+        single.close()
+        server.kill()
 
 
 @needs_vllm
