@@ -101,22 +101,24 @@ class RayHome:
             build = local.sharded if own.ranks > 1 else local.build
             return partial(build, folder.resolve(), own, optim, sampling, lora=lora, **rest)
 
+        start_learner, start_sampler = make("learner", lora=lora), make("sampler")
+
         async def begin_learner(host: Host) -> None:
-            info.update(await host.ask("start", make("learner", lora=lora)))
+            info.update(await host.ask("start", start_learner))
             learner.checkpoint_bytes = await host.ask("checkpoint_bytes")
             await learner.restore(host)
 
         async def begin_sampler(host: Host) -> None:
-            sampled.update(await host.ask("start", make("sampler")))
+            sampled.update(await host.ask("start", start_sampler))
             if sampler.published is not None:
                 await host.ask("publish", *sampler.published)
 
         def copied(role: str, become: Callable[[Host], Coroutine[Any, Any, None]] | None = None) -> Host:
             """A learner's actor with the policy's weights as they are now, also when it is made again; not started."""
-            weights = _wait(learner.weights("float32"))
+            start, weights = make(role), _wait(learner.weights("float32"))
 
             async def begin(host: Host) -> None:
-                await host.ask("start", make(role))
+                await host.ask("start", start)
                 await host.ask("adopt", weights)
                 if become is not None:
                     await become(host)

@@ -99,10 +99,8 @@ class LearnerActor(Machine):
         return found
 
     def progress(self) -> int:
-        made = hasattr(self, "machine")
-        return self.answered + (
-            self.machine.learner.processes.moves if made and isinstance(self.machine, Sharded) else 0
-        )
+        machine = getattr(self, "machine", None)
+        return self.answered + (machine.learner.processes.moves if isinstance(machine, Sharded) else 0)
 
     async def checkpoint_bytes(self) -> int:
         return self.learner.checkpoint_bytes

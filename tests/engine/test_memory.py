@@ -128,20 +128,16 @@ def test_ranks_cut_weights_and_moments():
 
 
 def test_ranks_on_a_cluster_are_beside_the_actor_of_their_role():
-    kl = {"kl": {"coef": 0.1}}
-    found = memory.estimate(stage(engine={"home": "ray", "ranks": 2, "pools": {"main": {}}}, algorithm=kl), model(), 64)
+    engine = {"home": "ray", "ranks": 2, "pools": {"main": {}}}
+    found = memory.estimate(stage(engine=engine, algorithm={"kl": {"coef": 0.1}}), model(), 64)
     assert [(process.name, process.count) for process in found] == [
         ("driver", 1), ("sampler", 1), ("learner", 1), ("learner rank", 2), ("reference", 1), ("reference rank", 2),
     ]  # fmt: skip
     home = memory.estimate(stage(engine={"ranks": 2, "path": "auto"}), model(), 64)
     assert part(found, "moments", process=3) == part(home, "moments", process=1) == 4 * model().parameters
-    critic = memory.estimate(
-        stage(engine={"home": "ray", "ranks": 2, "pools": {"main": {}}}, algorithm="ppo"), model(), 64
-    )
-    assert critic[-1].name == "critic rank"
-    assert (
-        critic[-1].host_bytes - critic[3].host_bytes == 8 * model().parameters
-    )  # the policy's slices as well as its own
+    ppo = memory.estimate(stage(engine=engine, algorithm="ppo"), model(), 64)
+    assert ppo[-1].name == "critic rank"
+    assert ppo[-1].host_bytes - ppo[3].host_bytes == 8 * model().parameters  # slices of the policy beside its own
 
 
 def test_pools_of_a_cluster_are_counted_apart():

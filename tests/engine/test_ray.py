@@ -484,10 +484,13 @@ def test_two_ranks_have_the_same_numbers(cluster, in_ranks, tmp_path, nothing_le
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("struck", ["actor", "actor, stopped", "rank", "rank, stopped"])
 @pytest.mark.parametrize(
-    ("name", "role"), [("kl", "learner"), ("kl", "reference"), ("ppo", "critic"), ("adapters", "learner")]
-)
+    ("name", "role", "struck"),
+    [
+        ("kl", "learner", "actor"), ("kl", "learner", "actor, stopped"), ("kl", "learner", "rank, stopped"),
+        ("kl", "reference", "rank"), ("ppo", "critic", "rank"), ("ppo", "critic", "actor"), ("adapters", "learner", "rank"),
+    ],
+)  # fmt: skip
 def test_ranks_come_back(cluster, in_ranks, tmp_path, nothing_left, monkeypatch, name, role, struck):
     """Those of each role, lost after a step: from a snapshot and updates after it, or from the weights adopted."""
     monkeypatch.setattr(RemoteLearner, "REPLAYED", 3)
