@@ -30,6 +30,7 @@ def _benchmark() -> ModuleType:
 
 faults = _benchmark()
 HITS = [(role, point, sent) for role, points in faults.POINTS.items() for point in points for sent in ("KILL", "STOP")]
+TWENTY = random.Random(5).sample(HITS, 20)
 
 
 def test_five_points_of_each_role():
@@ -45,7 +46,7 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("role", "point", "sent"), random.Random(5).sample(HITS, 20), ids="-".join)
+@pytest.mark.parametrize(("role", "point", "sent"), TWENTY, ids=map("-".join, TWENTY))
 def test_hit(cluster, role, point, sent):
     """Each (problem, visit, index) is there once; numbers, weights and moments are those of the clean run, bit for bit."""
     row = faults.hit(role, point, sent, hang_seconds=20.0)
