@@ -192,6 +192,8 @@ class Part:
     name: str
     bytes: int
     phase: str = ""
+    on_host: bool = False
+    """In the CPU's memory, whatever the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +229,8 @@ def _width(engine: Engine) -> int:
 
 
 def _is_fast(model: Model, engine: Engine) -> bool:
-    return engine.path != "simple" and model.family in FAST
+    """Whether the sampler, and with one rank the learner, takes the fast path."""
+    return engine.path != "simple" and model.family in FAST and not (engine.compile and engine.ranks == 1)
 
 
 def _weights(model: Model, engine: Engine, lora: LoRA | None) -> list[Part]:
@@ -252,13 +255,15 @@ def _moments(model: Model, lora: LoRA | None) -> Part:
 
 
 def _sampler_copy(model: Model, engine: Engine) -> Part:
-    """What the own sampler keeps beside the learner's weights."""
-    width, head = _width(engine), model.vocab * model.hidden
+    """What the own sampler keeps beside the learner's weights; with a lag, in one process, weights of its own too."""
+    width, head, apart = _width(engine), model.vocab * model.hidden, engine.max_lag > 0 and engine.home == "local"
     if not _is_fast(model, engine):
-        return Part(name="sampler's copy", bytes=width * model.parameters if width < MASTER else 0)
+        shares = width == MASTER and not apart and not engine.compile
+        return Part(name="sampler's copy", bytes=0 if shares else width * model.parameters)
+    own = width * model.parameters if apart and engine.ranks == 1 else 0  # of ranks it has its own always
     if engine.device == "cpu" and width < MASTER:
-        return Part(name="sampler's copy, packed", bytes=width * (model.layers * model.block + head))
-    return Part(name="sampler's copy of q, k, v", bytes=width * model.layers * model.qkv * model.hidden)
+        return Part(name="sampler's copy, packed", bytes=own + width * (model.layers * model.block + head))
+    return Part(name="sampler's copy of q, k, v", bytes=own + width * model.layers * model.qkv * model.hidden)
 
 
 def _decoding(model: Model, work: Work, engine: Engine) -> list[Part]:
@@ -268,10 +273,9 @@ def _decoding(model: Model, work: Work, engine: Engine) -> list[Part]:
     if fast:
         own = OWN_STEP * 2 ** max(0, math.ceil(math.log2(work.new / OWN_STEP)))
         cache = token * (work.prompts * work.prompt + work.sampled * own * 5 // 4)  # a quarter more while it grows
-        prefill = work.prompts * work.prompt
     else:
         cache = token * work.sampled * (work.prompt + work.new) * 3 // 2  # half as much again while it grows
-        prefill = work.prompts * work.prompt
+    prefill = work.prompts * work.prompt
     row = 12 * model.hidden + width * (4 * model.qkv + 3 * model.ff)
     logits = work.sampled * model.vocab * width + 4 * BLOCK * model.vocab * 4
     return [
@@ -311,24 +315,34 @@ def _updating(model: Model, work: Work, engine: Engine, *, values: bool = False,
     ]
 
 
-def _sharded_rank(model: Model, work: Work, engine: Engine, *, reference: bool) -> tuple[list[Part], list[Part]]:
-    """(slices of one rank, what it computes with): FSDP2 over ``ranks``, layers cut over ``tp``."""
-    width, size, tp = _width(engine), model.parameters, engine.tp
-    own = -(-size // engine.ranks)
-    slices = [
-        Part(name="weights, float32", bytes=MASTER * own),
-        Part(name="gradients", bytes=GRADIENT * own),
-        Part(name="moments", bytes=MOMENTS * own),
-        *([Part(name="reference", bytes=MASTER * own)] if reference else []),
-    ]
+def _rank(
+    model: Model, work: Work, engine: Engine, *, lora: LoRA | None = None, reference: bool = False, critic: bool = False
+) -> list[Part]:
+    """Of one of several ranks, slices first: FSDP2 over ``ranks``, layers cut over ``tp``."""
+    width, size, tp, host = _width(engine), model.parameters, engine.tp, engine.offload
+    own, learns = -(-size // engine.ranks), -(-(model.adapters(lora) if lora else size) // engine.ranks)
+    trained = (MASTER + GRADIENT + MOMENTS) * own * critic
     gathered = 2 * width * model.block // tp + width * model.ends // tp
     summed = (width + GRADIENT) * max(model.block, model.ends) // tp
-    computed = [
+    return [
+        Part(name="weights, float32", bytes=MASTER * (own + (learns if lora else 0)), on_host=host),
+        Part(name="gradients", bytes=GRADIENT * learns, on_host=host),
+        Part(name="moments", bytes=MOMENTS * learns, on_host=host),
+        Part(name="reference", bytes=0 if lora or not reference else MASTER * own, on_host=host),
+        Part(name="critic with gradients and moments", bytes=trained, on_host=host),
         Part(name="gathered layers", bytes=gathered, phase="update"),
         Part(name="gradients to be summed", bytes=summed, phase="update"),
         *_updating(model, work, engine, tp=tp),
     ]
-    return slices, computed
+
+
+def _saved(model: Model, engine: Engine, lora: LoRA | None, *, critic: bool = False) -> Part:
+    """A rank's copy of what a checkpoint holds, until it is written: training goes on meanwhile, but for that on Ray."""
+    own = -(-model.parameters // engine.ranks)
+    learns = -(-model.adapters(lora) // engine.ranks) if lora else 0
+    held = MASTER * own + (MASTER + MOMENTS) * learns if lora else (MASTER + MOMENTS) * own
+    size = held + (MASTER + MOMENTS) * own * critic
+    return Part(name="checkpoint", bytes=size, phase="" if engine.home == "local" else "save", on_host=True)
 
 
 def _copy(model: Model, engine: Engine) -> int:
@@ -359,6 +373,8 @@ def _extra(stage: Recipe, model: Model, work: Work) -> dict[str, list[Part]]:
 
 def processes(stage: Recipe, model: Model, work: Work) -> tuple[Process, ...]:
     """Every process of a stage with its parts. A stage as filled by its preset."""
+    if not isinstance(stage.algorithm, PolicyGradient):  # nothing is drawn ahead
+        stage = stage.model_copy(update={"engine": stage.engine.model_copy(update={"max_lag": 0})})
     engine, lora = stage.engine, stage.lora
     extra = _extra(stage, model, work)
     drawn = _sampling(model, work, engine)
@@ -386,12 +402,14 @@ def _apart(model: Model, engine: Engine, drawn: Sequence[Part]) -> tuple[Process
 
 
 def _carried(model: Model, engine: Engine) -> Part:
-    return Part(name="weights on their way", bytes=_width(engine) * model.parameters)
+    return Part(name="weights on their way", bytes=_width(engine) * model.parameters, on_host=True)
 
 
 def _sampling(model: Model, work: Work, engine: Engine) -> list[Part]:
     if engine.sampler == "own":
         return [_sampler_copy(model, engine), *_decoding(model, work, engine)]
+    if engine.vllm_url:
+        return [_carried(model, engine)]
     return [
         Part(name="vLLM's weights", bytes=_width(engine) * model.parameters),
         Part(name="vLLM's keys and values (engine.vllm_memory)", bytes=int(engine.vllm_memory * GIB)),
@@ -399,45 +417,43 @@ def _sampling(model: Model, work: Work, engine: Engine) -> list[Part]:
     ]
 
 
-def _placed(name: str, engine: Engine, parts: Sequence[Part]) -> Process:
-    """A process that computes on the device of ``engine``, in the pool of its role."""
-    here = Part(name="process", bytes=PROCESS)
-    pool = "" if engine.home == "local" else engine.pool_of(name)
-    if engine.device == "cpu":
-        return Process(name=name, pool=pool, host=(here, *parts))
-    return Process(name=name, pool=pool, host=(here,), gpu=(Part(name="CUDA", bytes=CONTEXT), *parts))
+def _placed(name: str, engine: Engine, parts: Sequence[Part], *, count: int = 1) -> Process:
+    """Processes that compute on the device of ``engine``, in the pool of their role."""
+    pool = "" if engine.home == "local" else engine.pool_of(name.removesuffix(" rank"))
+    cpu = engine.device == "cpu"
+    host = (Part(name="process", bytes=PROCESS), *(part for part in parts if part.on_host or cpu))
+    gpu = () if cpu else (Part(name="CUDA", bytes=CONTEXT), *(part for part in parts if not part.on_host))
+    return Process(name=name, pool=pool, count=count, host=host, gpu=gpu)
 
 
 def _sharded(
     stage: Recipe, model: Model, work: Work, extra: Mapping[str, Sequence[Part]], drawn: Sequence[Part]
 ) -> tuple[Process, ...]:
-    engine = stage.engine
-    home = engine.home == "local"
-    slices, computed = _sharded_rank(model, work, engine, reference=home and "reference" in extra)
-    here = Part(name="process", bytes=PROCESS)
-
-    def ranks(name: str, pool: str, held: Sequence[Part]) -> Process:
-        if engine.device == "cpu":
-            return Process(name=name, pool=pool, count=engine.ranks, host=(here, *held, *computed))
-        cuda = Part(name="CUDA", bytes=CONTEXT)
-        return Process(
-            name=name, pool=pool, count=engine.ranks,
-            host=(here, *(held if engine.offload else ())),
-            gpu=(cuda, *(() if engine.offload else held), *computed),
-        )  # fmt: skip
-
-    if not home:  # each role in an actor of its own, beside its ranks; a critic's keep the policy that it was made from
+    engine, lora = stage.engine, stage.lora
+    if (
+        engine.home == "ray"
+    ):  # each role in an actor of its own, beside its ranks; a critic's keep the policy that it was made from
+        parts = {
+            "learner": [*_rank(model, work, engine, lora=lora), _saved(model, engine, lora)],
+            "critic": [*_rank(model, work, engine, critic=True), _saved(model, engine, None)],
+            "reference": _rank(model, work, engine),
+        }
+        here = (Part(name="process", bytes=PROCESS), _carried(model, engine))
         found = list(_apart(model, engine, drawn))
         for role in ("learner", *extra):
-            pool = engine.pool_of(role)
-            found.append(Process(name=role, pool=pool, host=(here, _carried(model, engine))))
-            found.append(ranks(f"{role} rank", pool, slices * (1 + (role == "critic"))))
+            found.append(Process(name=role, pool=engine.pool_of(role), host=here))
+            found.append(_placed(f"{role} rank", engine, parts[role], count=engine.ranks))
         return tuple(found)
-    width = _width(engine)
-    held = model.parameters * (MASTER + (width if width < MASTER else 0)) if _is_fast(model, engine) else 0
-    own = Part(name="weights drawn from", bytes=held or width * model.parameters)
-    copies = drawn if _is_fast(model, engine) else [part for part in drawn if part.phase]
-    return _placed("run", engine, [own, *copies]), ranks("rank", "", slices)
+    critic = "critic" in extra
+    rank = _rank(model, work, engine, lora=lora, reference="reference" in extra, critic=critic)
+    if engine.sampler == "own":
+        fast = _is_fast(model, engine)
+        weights = _copy(model, engine) if fast else _width(engine) * model.parameters
+        drawn = [Part(name="weights drawn from", bytes=weights), *(part for part in drawn if fast or part.phase)]
+    elif not engine.vllm_url:  # what vLLM loads at a publish is put together here
+        drawn = [*drawn, _carried(model, engine)]
+    run = _placed("run", engine, drawn)
+    return run, _placed("rank", engine, [*rank, _saved(model, engine, lora, critic=critic)], count=engine.ranks)
 
 
 # ---- whether it fits -------------------------------------------------------------------------------------------------
@@ -470,8 +486,8 @@ def demands(engine: Engine, found: Sequence[Process]) -> tuple[Demand, ...]:
     for pool in dict.fromkeys(p.pool for p in found if p.gpu):
         users = [p for p in found if p.gpu and p.pool == pool]
         gpus = engine.pools[pool].gpus if pool else max(p.count for p in users)
-        each = sorted((p.gpu_bytes for p in users), reverse=True)
-        shared = each[0] if pool and gpus >= len(each) else sum(each)
+        each = [p.gpu_bytes for p in users]
+        shared = max(each) if pool and gpus >= sum(p.count for p in users) else sum(each)
         place = f"a GPU of pool {pool}" if pool else "the first GPU"
         out.append(Demand(place=place, kind="gpu", bytes=shared, processes=tuple(p.name for p in users)))
     return tuple(out)
@@ -511,7 +527,7 @@ def refuse_unfit(
         return
     limit = limits.of(worst)
     assert limit is not None
-    ((largest, size),) = _largest(estimate(stage, model, prompt_tokens), worst.kind)
+    largest, size = _largest(estimate(stage, model, prompt_tokens), worst.kind)
     of = f"stage {name}: " if name else ""
     raise ConfigError(
         f"{of}it needs {size_text(worst.bytes)} on {worst.place} ({', '.join(dict.fromkeys(worst.processes))}) and there are "
@@ -521,14 +537,14 @@ def refuse_unfit(
     )  # fmt: skip
 
 
-def _largest(found: Sequence[Process], kind: str) -> list[tuple[str, int]]:
+def _largest(found: Sequence[Process], kind: str) -> tuple[str, int]:
     """The largest part, with the role that has it."""
     parts = [
         (f"{part.name} ({process.name})", part.bytes)
         for process in found
         for part in (process.gpu if kind == "gpu" else process.host)
     ]
-    return sorted(parts, key=lambda each: -each[1])[:1]
+    return max(parts, key=lambda each: each[1])
 
 
 def _way_out(stage: Recipe, limits: Limits, needed: Any) -> str:

@@ -127,6 +127,39 @@ def test_ranks_cut_weights_and_moments():
     assert demand["host"].bytes > 8 * 16 * large().parameters / 8
 
 
+def test_ranks_hold_adapters_a_critic_and_a_checkpoint_on_its_way():
+    size, learns = large().parameters, large().adapters(LoRA(rank=8))
+    ranks = {"ranks": 4, "device": "cuda"}
+    plain = memory.estimate(stage(engine=ranks), large(), 512)
+    adapted = memory.estimate(stage(engine=ranks, lora={"rank": 8}, algorithm={"kl": {"coef": 0.1}}), large(), 512)
+    critic = memory.estimate(stage(engine=ranks, algorithm="ppo"), large(), 512)
+    where = {"process": 1, "where": "gpu"}
+    assert part(adapted, "weights, float32", **where) == 4 * (size + learns) / 4
+    assert part(adapted, "moments", **where) == 8 * learns / 4
+    assert part(adapted, "reference", **where) == 0  # the model without its adapters
+    assert part(critic, "critic with gradients and moments", **where) == 16 * size / 4
+    found = [part(each, "checkpoint", process=1) for each in (plain, adapted, critic)]
+    assert found == [12 * size / 4, (4 * size + 12 * learns) / 4, 24 * size / 4]
+
+
+def test_a_lag_compiled_layers_and_a_server_by_url():
+    """A sampler that overlaps with the learner has weights of its own; who compiles takes the transformers model; vLLM
+    elsewhere takes nothing here but the file of weights."""
+    size = model().parameters
+    alone, lagging = (memory.estimate(stage(engine={"max_lag": lag}), model(), 64) for lag in (0, 1))
+    name = "sampler's copy, packed"
+    assert part(lagging, name) - part(alone, name) == 2 * size
+    given = memory.estimate(stage(engine={"max_lag": 1}, algorithm="sft"), model(), 64)
+    assert part(given, name) == part(alone, name)
+    simple, compiled = ({"dtype": "float32", **each} for each in ({"path": "simple"}, {"compile": True}))
+    simple, compiled = (memory.estimate(stage(engine=each), model(), 64) for each in (simple, compiled))
+    assert part(simple, "activations") == part(compiled, "activations") > part(alone, "activations")
+    assert (part(simple, "sampler's copy"), part(compiled, "sampler's copy")) == (0, 4 * size)
+    url = stage(engine={"sampler": "vllm", "vllm_url": "http://h:1", "device": "cuda"})
+    found = memory.estimate(url, model(), 64)
+    assert part(found, "weights on their way") == 2 * size and part(found, "vLLM", where="gpu") == 0
+
+
 def test_ranks_on_a_cluster_are_beside_the_actor_of_their_role():
     engine = {"home": "ray", "ranks": 2, "pools": {"main": {}}}
     found = memory.estimate(stage(engine=engine, algorithm={"kl": {"coef": 0.1}}), model(), 64)
