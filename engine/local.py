@@ -204,7 +204,7 @@ def sharded(
 def _sampled(
     made: Sharded, folder: Path, engine: Engine, sampling: SamplingPart, config: PretrainedConfig,
     lane: compute.Lane, *, simple: str,
-) -> LocalEngine:
+) -> LocalEngine:  # fmt: skip
     """A sampler, on either path, in this process, which pulls the weights of the ranks."""
     from jurat.engine.fsdp import home
 
@@ -294,6 +294,7 @@ def _vllm(
     return BatchedSampler(rows, lane), {"sampler": f"vllm {settings.version()}", "kernels": "vllm"}
 
 
+@torch.no_grad()
 def _copy(network: Network, into: Mapping[str, Tensor]) -> None:
     for name, view in network.views().items():
         into[name].copy_(view)
@@ -351,10 +352,11 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layo
     if engine.compile:
         compile_layers(learning)
 
-    def decoder() -> SimpleDecoder:
+    def decoder() -> Decoder:
         if dtype == torch.float32 and not engine.max_lag and not engine.compile:
             return SimpleDecoder(learning)
-        return SimpleDecoder(_load(folder, dtype, engine.device), source=network.views())
+        model = _load(folder, dtype, engine.device)
+        return PullingDecoder(SimpleDecoder(model), partial(_copy, network, model.state_dict()))
 
     def reference() -> Scorer:
         if adapters:

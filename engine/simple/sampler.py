@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +21,13 @@ ROWS_PER_DRAW = 64
 
 
 class SimpleDecoder:
-    """Prompts are padded on the left; the rows of a batch run until all have ended, then the next batch is admitted.
-
-    ``source`` gives the weights of ``model`` anew at each ``refresh``; None if the learner moves ``model`` itself.
-    """
+    """Prompts are padded on the left; the rows of a batch run until all have ended, then the next batch is admitted."""
 
     refills = False
     kernels = "torch"
 
-    def __init__(self, model: PreTrainedModel, *, source: Mapping[str, Tensor] | None = None) -> None:
-        self.model, self.source = model, source
-        self.device = model.device
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.device = model, model.device
         text = model.config.get_text_config()
         self.max_length: int = getattr(text, "max_position_embeddings", None) or 1 << 30
         known = inspect.signature(model.forward).parameters
@@ -70,10 +66,7 @@ class SimpleDecoder:
             self._cache.batch_select_indices(index)
 
     def refresh(self) -> None:
-        if self.source is not None:
-            own = self.model.state_dict()
-            for name, tensor in self.source.items():
-                own[name].copy_(tensor)
+        """Nothing: there is no other form of the weights here."""
 
     def _forward(self, tokens: Tensor) -> Tensor:
         """[B, V] logits after the last of tokens [B, T]."""

@@ -100,6 +100,7 @@ def test_the_heart_is_whole(root: Path) -> None:
         "packing",
         "presets",
         "stability",
+        "balance",
         "buffer",
         "controllers",
         "losses",

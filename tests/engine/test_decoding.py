@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from jurat.engine.decoding import Decoding, Row
+from jurat.engine.decoding import Decoding, PullingDecoder, Row
 from jurat.engine.llama.linear import can_pack
 from jurat.engine.llama.sampler import LlamaDecoder
 from jurat.engine.llama.weights import FlatWeights
@@ -228,8 +228,7 @@ def test_the_simple_sampler_copies_weights_at_a_publish(model):
     from transformers import LlamaForCausalLM
 
     copy = LlamaForCausalLM(model.config).eval()
-    decoder = SimpleDecoder(copy, source=model.state_dict())
-    decoder.refresh()
+    decoder = PullingDecoder(SimpleDecoder(copy), lambda: copy.load_state_dict(model.state_dict()))
     assert_equal(complete(decoder, requests()), complete(SimpleDecoder(model), requests()))
 
 
