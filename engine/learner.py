@@ -70,6 +70,19 @@ class Tally:
         return torch.zeros_like(leaf) if slope is None else slope
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A learner's state in memory."""
+
+    parts: Sequence[Mapping[str, Mapping[str, FloatArray]]]
+    """Of each rank, {kind: {name: float32 array}}."""
+    counters: Mapping[str, int]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for part in self.parts for arrays in part.values() for array in arrays.values())
+
+
 class Network(Protocol):
     """A causal language model with one flat float32 master [n] and gradient [n], matrices first.
 
@@ -198,6 +211,21 @@ class LocalLearner(LocalScorer):
         digests["optimizer.safetensors"] = write_tensors(folder / "optimizer.safetensors", self.optimizer.tensors())
         (folder / "learner.json").write_text(json.dumps(self.state(), indent=2, sort_keys=True) + "\n")
         record_digests(folder, digests)
+
+    def snapshot(self) -> Snapshot:
+        """Copies of all that an update reads and changes: the master, both moments, the counters."""
+        flat = {"master": self.network.master, **self.optimizer.tensors()}
+        arrays = {name: tensor.detach().to("cpu", copy=True).numpy() for name, tensor in flat.items()}
+        return Snapshot(({"": arrays},), dict(self.optimizer.counters()))
+
+    @torch.no_grad()
+    def restore(self, snapshot: Snapshot) -> None:
+        """Be as when ``snapshot`` was made; what does not learn stays as it is."""
+        ((arrays,),) = (part.values() for part in snapshot.parts)
+        for name, tensor in {"master": self.network.master, **self.optimizer.tensors()}.items():
+            tensor.copy_(torch.tensor(arrays[name]))
+        self.optimizer.restore(snapshot.counters)
+        self.network.refresh()
 
     def state(self) -> dict[str, Any]:
         """What ``learner.json`` holds."""

@@ -369,19 +369,24 @@ def processes(stage: Recipe, model: Model, work: Work) -> tuple[Process, ...]:
         parts = [*learning, *drawn, *(part for each in extra.values() for part in each)]
         return (_placed("run", engine, parts),)
     plain = _weights(model, engine, None)  # every actor builds an engine of its own, a sampler's copy included
-    carried = Part(name="weights on their way", bytes=_width(engine) * model.parameters)
     own = _sampler_copy(model, engine)
-    found = [
-        Process(name="driver", host=(Part(name="process", bytes=PROCESS),)),
-        _placed("sampler", engine, [*plain, *drawn, carried]),
-        _placed("learner", engine, [*learning, own, carried]),
-    ]
+    found = [*_apart(model, engine, drawn), _placed("learner", engine, [*learning, own, _carried(model, engine)])]
     if "reference" in extra:
         gradients = Part(name="gradients", bytes=GRADIENT * model.parameters)
         found.append(_placed("reference", engine, [*extra["reference"], gradients, own]))
     if "critic" in extra:
         found.append(_placed("critic", engine, [*extra["critic"], *plain, own]))
     return tuple(found)
+
+
+def _apart(model: Model, engine: Engine, drawn: Sequence[Part]) -> tuple[Process, Process]:
+    """Driver and sampler on Ray."""
+    parts = [*_weights(model, engine, None), *drawn, _carried(model, engine)]
+    return Process(name="driver", host=(Part(name="process", bytes=PROCESS),)), _placed("sampler", engine, parts)
+
+
+def _carried(model: Model, engine: Engine) -> Part:
+    return Part(name="weights on their way", bytes=_width(engine) * model.parameters)
 
 
 def _sampling(model: Model, work: Work, engine: Engine) -> list[Part]:
@@ -407,22 +412,32 @@ def _sharded(
     stage: Recipe, model: Model, work: Work, extra: Mapping[str, Sequence[Part]], drawn: Sequence[Part]
 ) -> tuple[Process, ...]:
     engine = stage.engine
-    slices, computed = _sharded_rank(model, work, engine, reference="reference" in extra)
+    home = engine.home == "local"
+    slices, computed = _sharded_rank(model, work, engine, reference=home and "reference" in extra)
     here = Part(name="process", bytes=PROCESS)
-    if engine.device == "cpu":
-        rank = Process(name="rank", count=engine.ranks, host=(here, *slices, *computed))
-    else:
+
+    def ranks(name: str, pool: str, held: Sequence[Part]) -> Process:
+        if engine.device == "cpu":
+            return Process(name=name, pool=pool, count=engine.ranks, host=(here, *held, *computed))
         cuda = Part(name="CUDA", bytes=CONTEXT)
-        rank = Process(
-            name="rank", count=engine.ranks,
-            host=(here, *(slices if engine.offload else ())),
-            gpu=(cuda, *(() if engine.offload else slices), *computed),
+        return Process(
+            name=name, pool=pool, count=engine.ranks,
+            host=(here, *(held if engine.offload else ())),
+            gpu=(cuda, *(() if engine.offload else held), *computed),
         )  # fmt: skip
+
+    if not home:  # each role in an actor of its own, beside its ranks; a critic's keep the policy that it was made from
+        found = list(_apart(model, engine, drawn))
+        for role in ("learner", *extra):
+            pool = engine.pool_of(role)
+            found.append(Process(name=role, pool=pool, host=(here, _carried(model, engine))))
+            found.append(ranks(f"{role} rank", pool, slices * (1 + (role == "critic"))))
+        return tuple(found)
     width = _width(engine)
     held = model.parameters * (MASTER + (width if width < MASTER else 0)) if _is_fast(model, engine) else 0
     own = Part(name="weights drawn from", bytes=held or width * model.parameters)
     copies = drawn if _is_fast(model, engine) else [part for part in drawn if part.phase]
-    return (_placed("run", engine, [own, *copies]), rank)
+    return _placed("run", engine, [own, *copies]), ranks("rank", "", slices)
 
 
 # ---- whether it fits -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from torch import Tensor
 from jurat.engine import compute
 from jurat.engine.fsdp.optim import MOMENTS
 from jurat.engine.fsdp.worker import WIDEST, RankSpec, Updated, buckets_of, places_of, to_columns
-from jurat.engine.learner import Tally, reported, worth_training
+from jurat.engine.learner import Snapshot, Tally, reported, worth_training
 from jurat.engine.reshard import Carried, Layout, within
 from jurat.engine.tensorfile import (
     digest_of,
@@ -178,6 +178,16 @@ class FsdpLearner:
         found = await self.run(self._everywhere, "peaks")
         return {f"rank {what}".removesuffix(" host"): max(each[what] for each in found) for what in found[0]}
 
+    def snapshot(self) -> Snapshot:
+        """Copies of all that an update reads and changes, cut as the ranks are."""
+        found = self.wait(self._everywhere, "snapshot")
+        return Snapshot([arrays for arrays, _ in found], dict(found[0][1]))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Be as when ``snapshot`` was made, by as many ranks."""
+        parts = [(part, snapshot.counters) for part in snapshot.parts]
+        self.wait(self.processes.call, self._prefix + "resume", parts)
+
     # ---- storing ----
 
     @property
@@ -231,9 +241,9 @@ class FsdpLearner:
         self._everywhere("read", folder)
         self._everywhere("forget") if weights_only else self._everywhere("restore", folder)
 
-    async def fill(self, tensors: Mapping[str, Tensor]) -> None:
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the weights of another model of the same shapes, from whole tensors of this process."""
-        await self.run(self._fill, tensors)
+        self.wait(self._fill, tensors)
 
     def _fill(self, tensors: Mapping[str, Tensor]) -> None:
         with tempfile.TemporaryDirectory(dir=_shared_folder(4 * self.parameters), prefix="jurat-weights-") as folder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -47,6 +48,10 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 """Ranks of one machine meet there, whatever its host name resolves to."""
 
 
+class RanksLost(RunFailed):
+    """One died, was stopped, or none got any further, and all were ended: new ones may get through."""
+
+
 class Processes:
     """``count`` processes, each with an object of ``host`` (``module:class``, made without arguments) to call.
 
@@ -68,8 +73,7 @@ class Processes:
         self._folder = tempfile.TemporaryDirectory(prefix="jurat-ranks-")
         self.folder = Path(self._folder.name)
         """For what the processes share; goes when they do."""
-        self.failed = ""
-        self.moves = 0
+        self.failed, self.moves = "", 0
         self._sending = ThreadPoolExecutor(count, thread_name_prefix="ranks")  # a stopped process does not read
         pairs = [socket.socketpair() for _ in range(count + 1)]
         theirs = [their.fileno() for _, their in pairs]
@@ -90,16 +94,17 @@ class Processes:
                 raise EOFError
             self.pids = self._news.recv()
         except (EOFError, ConnectionResetError):
-            raise self._give_up("the learner's ranks did not start", log="start.log") from None
+            raise self._give_up("the learner's ranks did not start", log="start.log", kind=RunFailed) from None
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call ``method`` on the first ``len(arguments)`` hosts at once; what each returned, in order.
 
         Raises a host's JuratError as it is where every rank has answered. Otherwise, and if a rank dies, is stopped, or
-        none gets any further, all processes are ended and RunFailed names the rank, with its last words.
+        none gets any further, all processes are ended and RunFailed names the rank, with its last words; RanksLost where
+        no rank has raised an error.
         """
         if self.failed:
-            raise RunFailed(f"the learner's ranks have ended: {self.failed}", fix=RESUME)
+            raise RanksLost(f"the learner's ranks have ended: {self.failed}", fix=RESUME)
         for rank, given in enumerate(arguments):
             self._sending.submit(_send, self._pipes[rank], (method, given))
         answers: dict[int, Any] = {}
@@ -133,7 +138,8 @@ class Processes:
             rank, error = min(errors.items())
             if not waiting and all(isinstance(each, JuratError) for each in errors.values()):
                 raise error
-            raise self._give_up(f"rank {rank} failed in {method}: {error}", log=f"rank-{rank}.log") from error
+            what = f"rank {rank} failed in {method}: {error}"
+            raise self._give_up(what, log=f"rank-{rank}.log", kind=RunFailed) from error
         return [answers[rank] for rank in range(len(arguments))]
 
     def meeting(self) -> str:
@@ -166,13 +172,13 @@ class Processes:
             how = f"was killed by {signal.Signals(-status).name}"
         return self._give_up(f"rank {rank} {how} during {method}", log=f"rank-{rank}.log")
 
-    def _give_up(self, what: str, *, log: str) -> RunFailed:
+    def _give_up(self, what: str, *, log: str, kind: type[RunFailed] = RanksLost) -> RunFailed:
         words = (self.folder / log).read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
         said = "; its last words: " + " | ".join(words) if words else ""
         self.failed = what
         self._kill()
         self.close()
-        return RunFailed(what + said, where="the learner's ranks", fix=RESUME)
+        return kind(what + said, where="the learner's ranks", fix=RESUME)
 
     def _kill(self) -> None:
         while self._news.poll():
@@ -303,12 +309,23 @@ def main() -> None:
         ranks[pid] = rank
     for pipe in pipes:
         pipe.close()
+    threading.Thread(target=_outlived, args=(news, ranks), daemon=True).start()
     with suppress(OSError):  # the driver has ended, and so will they
         news.send(list(ranks))
     while ranks:
         pid, status = os.wait()
         with suppress(OSError):
             news.send((ranks.pop(pid), os.waitstatus_to_exitcode(status)))
+    if news.poll():  # the driver has ended without it
+        shutil.rmtree(sys.argv[3], ignore_errors=True)
+
+
+def _outlived(news: Connection, ranks: Mapping[int, int]) -> None:
+    """End the ranks with the driver, one that is stopped too: it does not read the end of its socket."""
+    news.poll(None)  # nothing is ever said here
+    for pid in list(ranks):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -313,6 +313,22 @@ class Rank:
         """Most memory that this process has had since it was last asked, as ``engine/meter.py`` has it."""
         return self._meter()
 
+    def snapshot(self) -> tuple[dict[str, dict[str, FloatArray]], Mapping[str, int]]:
+        """({learned and each moment: {name: this rank's box}}, counters)."""
+        arrays = {kind: {k: t.detach().cpu().numpy() for k, t in each.items()} for kind, each in self._state().items()}
+        return arrays, self.optimizer.counters()
+
+    @torch.no_grad()
+    def resume(self, arrays: Mapping[str, Mapping[str, FloatArray]], counters: Mapping[str, int]) -> None:
+        """Be as when ``snapshot`` was made; what does not learn stays as it is."""
+        for kind, tensors in self._state().items():
+            for name, tensor in tensors.items():
+                tensor.copy_(torch.tensor(arrays[kind][name]))
+        self.optimizer.restore(counters)
+
+    def _state(self) -> dict[str, Mapping[str, Tensor]]:
+        return {"learned": self.network.learned_slices(), **self.optimizer.moments()}
+
     # ---- publishing ----
 
     def share(self, path: Path, dtypes: Mapping[str, str], bucket_bytes: int) -> int:

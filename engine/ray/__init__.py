@@ -9,7 +9,8 @@
     RemoteScorer  -> Host ---- score ---> LearnerActor    the same, with the stage's first weights: the reference
     RemoteJudge   -> Crew ---- work ----> JudgeActor      LocalJudge, as many as ``engine.judges``
 
-Weights go from the learner to the samplers through Ray's object store, with their version. Nothing here is imported
+With ``engine.ranks`` a LearnerActor holds ``local.sharded(...)``: processes of its machine, which end with it. Weights go from
+the learner to the samplers through Ray's object store, with their version. Nothing here is imported
 unless a recipe says ``engine.home: ray``.
 """
 

@@ -26,12 +26,11 @@ class RemoteLearner:
     every call that changed it since: a new actor restores the one and answers the others again.
     """
 
-    ranks = 1
     REPLAYED = 16
     """Updates after which a new snapshot takes the place of the calls that are kept."""
 
-    def __init__(self, host: Host) -> None:
-        self.host, self.checkpoint_bytes = host, 0
+    def __init__(self, host: Host, *, ranks: int) -> None:
+        self.host, self.ranks, self.checkpoint_bytes = host, ranks, 0
         self._first: list[Call] = []
         """What the stage began with, a load or nothing: a snapshot need not hold what does not learn."""
         self._snapshot: Any = None
@@ -88,10 +87,8 @@ class RemoteLearner:
 class RemoteScorer:
     """A ``Scorer`` with frozen weights: a lost one is made again and asked again."""
 
-    ranks = 1
-
-    def __init__(self, host: Host) -> None:
-        self.host = host
+    def __init__(self, host: Host, *, ranks: int) -> None:
+        self.host, self.ranks = host, ranks
 
     async def score(self, rounds: Rounds) -> Sequence[Sequence[FloatArray]]:
         return _own(await self.host.sure("score", to_wire(rounds)))

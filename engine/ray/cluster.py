@@ -96,6 +96,7 @@ class Cluster:
         """The first free spare pool that is large enough, '' if there is none."""
         free = [name for name in self.places if self.engine.pools[name].spare]
         return next((name for name in free if _covers(self.shares[name], self.shares[pool])), "")
+
     def seat(self, role: str, ranks: int) -> None:
         """Raise ConfigError where the pool of a role has no processor for each rank: ranks share a machine."""
         share, pool = self._share(role), self.engine.pool_of(role)

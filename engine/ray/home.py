@@ -21,7 +21,6 @@ from jurat.engine.ray.cluster import Cluster, connect
 from jurat.engine.ray.hosts import Host, Lost
 from jurat.engine.ray.judging import JudgeActor
 from jurat.engine.ray.machines import LearnerActor, SamplerActor
-from jurat.engine.ray.sharded import ShardedActor
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.memory import History
 from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
@@ -86,8 +85,7 @@ class RayHome:
         hosts: list[Host] = []
 
         def made(role: str, begin: Callable[[Host], Coroutine[Any, Any, None]]) -> Host:
-            learns = LearnerActor if engine.ranks == 1 else ShardedActor
-            hosts.append(self._host(role, SamplerActor if role == "sampler" else learns, begin))
+            hosts.append(self._host(role, SamplerActor if role == "sampler" else LearnerActor, begin))
             return hosts[-1]
 
         def make(role: str, *, lora: LoRA | None = None) -> Callable[[], local.LocalEngine | local.Sharded]:
@@ -103,22 +101,24 @@ class RayHome:
             build = local.sharded if own.ranks > 1 else local.build
             return partial(build, folder.resolve(), own, optim, sampling, lora=lora, **rest)
 
+        start_learner, start_sampler = make("learner", lora=lora), make("sampler")
+
         async def begin_learner(host: Host) -> None:
-            info.update(await host.ask("start", make("learner", lora=lora)))
+            info.update(await host.ask("start", start_learner))
             learner.checkpoint_bytes = await host.ask("checkpoint_bytes")
             await learner.restore(host)
 
         async def begin_sampler(host: Host) -> None:
-            sampled.update(await host.ask("start", make("sampler")))
+            sampled.update(await host.ask("start", start_sampler))
             if sampler.published is not None:
                 await host.ask("publish", *sampler.published)
 
         def copied(role: str, become: Callable[[Host], Coroutine[Any, Any, None]] | None = None) -> Host:
             """A learner's actor with the policy's weights as they are now, also when it is made again; not started."""
-            weights = _wait(learner.weights("float32"))
+            start, weights = make(role), _wait(learner.weights("float32"))
 
             async def begin(host: Host) -> None:
-                await host.ask("start", make(role))
+                await host.ask("start", start)
                 await host.ask("adopt", weights)
                 if become is not None:
                     await become(host)
@@ -126,7 +126,7 @@ class RayHome:
             return made(role, begin)
 
         def reference() -> RemoteScorer:
-            scorer = RemoteScorer(copied("reference"))
+            scorer = RemoteScorer(copied("reference"), ranks=learner.ranks)
             _wait(scorer.host.open())
             return scorer
 
@@ -135,17 +135,14 @@ class RayHome:
                 await host.ask("critic", optim, total_steps)
                 await values.restore(host)
 
-            values = RemoteLearner(copied("critic", become))
-            values.ranks = shares
+            values = RemoteLearner(copied("critic", become), ranks=learner.ranks)
             _wait(values.host.open())
             values.checkpoint_bytes = _wait(values.host.sure("checkpoint_bytes"))
             return values
 
         info: dict[str, Any] = {}
         sampled: dict[str, Any] = {}
-        shares = engine.ranks // engine.tp
-        learner = RemoteLearner(made("learner", begin_learner))
-        learner.ranks = shares
+        learner = RemoteLearner(made("learner", begin_learner), ranks=engine.ranks // engine.tp)
         sampler = RemoteSampler(learner, dtype=engine.dtype)
         sampler.serve(made("sampler", begin_sampler))
         try:

@@ -15,6 +15,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskErro
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from jurat import __version__
+from jurat.engine.fsdp.processes import RanksLost
 from jurat.platform.errors import ConfigError, RunFailed
 
 DEATHS = 3
@@ -22,7 +23,7 @@ DEATHS = 3
 
 
 class Lost(Exception):
-    """The actor died before it answered."""
+    """The actor, or a rank of its, died before it answered."""
 
 
 class Host:
@@ -132,6 +133,10 @@ class Host:
         try:
             yield
         except RayTaskError as error:
+            if isinstance(error.cause, RanksLost):  # the actor itself lives, and is ended with them
+                self._said = error.cause.what
+                self._why = f"lost its ranks ({self._said})"
+                raise Lost(f"{self.role}: {self._said}") from None
             if isinstance(error.cause, Exception):
                 raise error.cause from None
             raise RunFailed(str(error), where=self.role) from None

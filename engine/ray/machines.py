@@ -7,48 +7,51 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jurat.engine import compute
-from jurat.engine.learner import LocalLearner, Network
-from jurat.engine.local import LocalEngine
+from jurat.engine.learner import LocalLearner, Network, Snapshot
+from jurat.engine.local import LocalEngine, Sharded
 from jurat.engine.meter import meter
 from jurat.engine.ray.actor import Actor
-from jurat.engine.ray.wire import Array, WireRounds, fill, from_wire, pack_weights, size_of
+from jurat.engine.ray.wire import Array, WireRounds, as_array, fill, from_wire, pack_weights, size_of, tensor_of
 from jurat.platform import faults
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import Optim
 from jurat.platform.types import Completion, FloatArray, Request, UpdateReport
 
-Make = Callable[[], LocalEngine]
-Snapshot = tuple[Mapping[str, Array], Mapping[str, int]]
-"""Flat float32 arrays and the optimiser's counters."""
+if TYPE_CHECKING:
+    from jurat.engine.fsdp.learner import FsdpLearner
 
 
 class Machine(Actor):
     """An actor with an engine."""
 
-    machine: LocalEngine
+    machine: LocalEngine | Sharded
 
-    async def _begin(self, make: Make) -> None:
-        self.machine = await asyncio.to_thread(make)
-        self._meter = meter(self.machine.info["device"])
+    async def start(self, make: Callable[[], LocalEngine | Sharded]) -> Mapping[str, Any]:
+        faults.point("actor.mid_start")
+        with self.uncounted():
+            self.machine = await asyncio.to_thread(make)
+        self._meter = meter("cpu" if isinstance(self.machine, Sharded) else self.machine.info["device"])
+        return self.machine.info
 
     async def peaks(self) -> Mapping[str, int]:
-        """Most memory that this process has had since it was last asked, as ``engine/meter.py`` has it."""
-        return self._meter()
+        """Most memory that this process has had since it was last asked, as ``engine/meter.py`` has it, and its ranks."""
+        ranks = await self.machine.learner.peaks() if isinstance(self.machine, Sharded) else {}
+        return {**self._meter(), **ranks}
+
+    async def shut(self) -> None:
+        if hasattr(self, "machine"):
+            await asyncio.to_thread(self.machine.close)
 
 
 class SamplerActor(Machine):
     """A ``Sampler`` with weights of its own, which ``publish`` replaces."""
 
-    async def start(self, make: Make) -> Mapping[str, Any]:
-        faults.point("actor.mid_start")
-        with self.uncounted():
-            await self._begin(make)
-        return self.machine.info
+    machine: LocalEngine
 
     def progress(self) -> int:
         return self.answered + (self.machine.sampler.turns if hasattr(self, "machine") else 0)
@@ -57,40 +60,36 @@ class SamplerActor(Machine):
         return await self.machine.sampler.sample(item)
 
     async def publish(self, version: int, packed: Mapping[str, Array]) -> None:
-        network = _in_process(self.machine).network
+        assert isinstance(self.machine.learner, LocalLearner)
+        network = self.machine.learner.network
         with self.uncounted():
             await self.machine.sampler.publish(version, partial(_load, network, packed))
 
     async def interrupt(self) -> tuple[Completion, ...]:
         return await self.machine.sampler.interrupt()
 
-    async def shut(self) -> None:
-        self.machine.sampler.close()
-
 
 class LearnerActor(Machine):
-    """A ``Learner``. With the weights of another (``adopt``) it is a reference, which only scores, or becomes a critic."""
+    """A ``Learner``, in this process or cut over others of its machine, which end with it. With the weights of another
+    (``adopt``) it is a reference, which only scores, or becomes a critic."""
 
-    learner: LocalLearner
+    learner: LocalLearner | FsdpLearner
 
-    async def start(self, make: Make) -> Mapping[str, Any]:
-        faults.point("actor.mid_start")
-        with self.uncounted():
-            await self._begin(make)
-        self._hold(_in_process(self.machine))
-        return self.machine.info
+    async def start(self, make: Callable[[], LocalEngine | Sharded]) -> Mapping[str, Any]:
+        info = await super().start(make)
+        self._hold(self.machine.learner)
+        return info
 
     async def critic(self, optim: Optim, total_steps: int) -> None:
         """Become a value model that begins with the weights adopted."""
         with self.uncounted():
-            made = await asyncio.to_thread(self.machine.critic, optim, total_steps)
-        assert isinstance(made, LocalLearner)
-        self._hold(made)
+            self._hold(await asyncio.to_thread(self.machine.critic, optim, total_steps))
 
-    def _hold(self, learner: LocalLearner) -> None:
+    def _hold(self, learner: LocalLearner | FsdpLearner) -> None:
         self.learner = learner
-        for name in ("backward", "logprobs"):
-            setattr(learner.network, name, partial(self._counted, getattr(learner.network, name)))
+        if isinstance(learner, LocalLearner):
+            for name in ("backward", "logprobs"):
+                setattr(learner.network, name, partial(self._counted, getattr(learner.network, name)))
 
     def _counted(self, method: Callable[..., Any], *args: Any) -> Any:
         """A microbatch done is progress."""
@@ -98,6 +97,10 @@ class LearnerActor(Machine):
         found = method(*args)
         self.answered += 1
         return found
+
+    def progress(self) -> int:
+        machine = getattr(self, "machine", None)
+        return self.answered + (machine.learner.processes.moves if isinstance(machine, Sharded) else 0)
 
     async def checkpoint_bytes(self) -> int:
         return self.learner.checkpoint_bytes
@@ -115,27 +118,15 @@ class LearnerActor(Machine):
         return report
 
     async def snapshot(self) -> tuple[Snapshot, int]:
-        """(all that an update reads and changes: the master, both moments and the counters; its bytes)."""
+        """(the learner's state, its bytes)."""
         with self.uncounted():
-            return await compute.run(self._snapshot)
-
-    def _snapshot(self) -> tuple[Snapshot, int]:
-        optimizer = self.learner.optimizer
-        flat = {"master": self.learner.network.master, **optimizer.tensors()}
-        arrays = {name: tensor.detach().to("cpu", copy=True).numpy() for name, tensor in flat.items()}
+            found = await compute.run(self.learner.snapshot)
         faults.point("actor.mid_snapshot")
-        return (arrays, dict(optimizer.counters())), size_of(arrays)
+        return found, found.nbytes
 
     async def restore(self, snapshot: Snapshot) -> None:
         with self.uncounted():
-            await compute.run(self._restore, *snapshot)
-
-    @torch.no_grad()
-    def _restore(self, arrays: Mapping[str, Array], counters: Mapping[str, int]) -> None:
-        learner = self.learner
-        fill({"master": learner.network.master, **learner.optimizer.tensors()}, arrays)
-        learner.optimizer.restore(counters)
-        learner.network.refresh()
+            await compute.run(self.learner.restore, snapshot)
 
     async def save(self, folder: Path) -> None:
         """Into a new folder; what one that died left there is removed."""
@@ -149,23 +140,31 @@ class LearnerActor(Machine):
 
     async def weights(self, dtype: str) -> tuple[dict[str, Array], int]:
         """(the model as it is now, adapters merged; its bytes)."""
-        views = self.learner.network.views()
         with self.uncounted():
-            packed = await compute.run(pack_weights, views, getattr(torch, dtype))
+            packed = await compute.run(self._packed, getattr(torch, dtype))
         faults.point("actor.mid_weights")
         return packed, size_of(packed)
 
+    def _packed(self, dtype: torch.dtype) -> dict[str, Array]:
+        if isinstance(self.learner, LocalLearner):
+            return pack_weights(self.learner.network.views(), dtype)
+        shapes = self.learner.shapes
+        whole = {name: torch.empty(s, dtype=dtype if len(s) > 1 else torch.float32) for name, s in shapes.items()}
+        self.learner.pull(whole)
+        return {name: as_array(tensor) for name, tensor in whole.items()}
+
     async def adopt(self, packed: Mapping[str, Array]) -> None:
         with self.uncounted():
-            await compute.run(_load, self.learner.network, packed)
+            await compute.run(self._adopt, packed)
+
+    def _adopt(self, packed: Mapping[str, Array]) -> None:
+        if isinstance(self.learner, LocalLearner):
+            _load(self.learner.network, packed)
+        else:
+            self.learner.fill({name: tensor_of(array) for name, array in packed.items()})
 
 
 def _load(network: Network, packed: Mapping[str, Array]) -> None:
     fill(network.views(), packed)
     faults.point("actor.mid_weights")
     network.refresh()
-
-
-def _in_process(machine: LocalEngine) -> LocalLearner:
-    assert isinstance(machine.learner, LocalLearner), "several ranks are a ShardedActor's"
-    return machine.learner

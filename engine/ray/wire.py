@@ -44,8 +44,14 @@ def pack_weights(views: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, A
     packed = {}
     for name, view in views.items():
         tensor = view.detach().to("cpu", dtype if view.ndim > 1 else torch.float32, copy=True)
-        packed[name] = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        packed[name] = as_array(tensor)
     return packed
+
+
+def as_array(tensor: Tensor) -> Array:
+    """The same memory; bfloat16 as int16."""
+    found: Array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return found
 
 
 @torch.no_grad()

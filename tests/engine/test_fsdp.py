@@ -278,6 +278,20 @@ async def test_a_reference_keeps_its_weights(open_ranks, make):
     assert ((await learner.score(rounds))[0][0] == after).all()
 
 
+async def test_a_snapshot_is_the_state_of_all_ranks(open_ranks, make):
+    learner, batches = open_ranks(2), [make.microbatch(GROUPS, seed=seed) for seed in range(2)]
+    await learner.update(uneven(make, batches[0], 2), OBJECTIVE)
+    snapshot = learner.snapshot()
+    assert len(snapshot.parts) == 2 and snapshot.counters == {"step_count": 1, "applied": 1}
+    before = await learner.update(uneven(make, batches[1], 2), OBJECTIVE)
+    there = whole(learner)
+    learner = open_ranks(2)
+    learner.restore(snapshot)
+    after = await learner.update(uneven(make, batches[1], 2), OBJECTIVE)
+    assert after.metrics == before.metrics
+    assert make.distance(whole(learner), there) == 0.0
+
+
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
 
 

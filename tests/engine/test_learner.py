@@ -116,6 +116,22 @@ async def test_resume_is_bit_equal(build, make, tmp_path, dtype):
     assert report.metrics["lr"] == pytest.approx(1e-2 * (1 - 1 / 7))
 
 
+async def test_a_snapshot_is_the_state_and_nothing_later_moves_it(build, make):
+    """Two learners go on from it to the same place; a checkpoint of either would hold as many bytes."""
+    first, second = build(), build()
+    await first.update(rounds(make.microbatch(GROUPS, seed=0)), make.surrogate())
+    snapshot = first.snapshot()
+    assert snapshot.nbytes == first.checkpoint_bytes
+    await second.update(rounds(make.microbatch(GROUPS, seed=2)), make.surrogate())
+    reports = []
+    for learner in (first, second, first):
+        if reports:
+            learner.restore(snapshot)
+        reports.append(await learner.update(rounds(make.microbatch(GROUPS, seed=1)), make.surrogate()))
+    assert reports[0].metrics == reports[1].metrics == reports[2].metrics
+    assert torch.equal(first.network.master, second.network.master)
+
+
 async def test_saved_folder_loads_in_transformers(build, make, tmp_path):
     from transformers import AutoModelForCausalLM
 

@@ -127,6 +127,19 @@ def test_ranks_cut_weights_and_moments():
     assert demand["host"].bytes > 8 * 16 * large().parameters / 8
 
 
+def test_ranks_on_a_cluster_are_beside_the_actor_of_their_role():
+    engine = {"home": "ray", "ranks": 2, "pools": {"main": {}}}
+    found = memory.estimate(stage(engine=engine, algorithm={"kl": {"coef": 0.1}}), model(), 64)
+    assert [(process.name, process.count) for process in found] == [
+        ("driver", 1), ("sampler", 1), ("learner", 1), ("learner rank", 2), ("reference", 1), ("reference rank", 2),
+    ]  # fmt: skip
+    home = memory.estimate(stage(engine={"ranks": 2, "path": "auto"}), model(), 64)
+    assert part(found, "moments", process=3) == part(home, "moments", process=1) == 4 * model().parameters
+    ppo = memory.estimate(stage(engine=engine, algorithm="ppo"), model(), 64)
+    assert ppo[-1].name == "critic rank"
+    assert ppo[-1].host_bytes - ppo[3].host_bytes == 8 * model().parameters  # slices of the policy beside its own
+
+
 def test_pools_of_a_cluster_are_counted_apart():
     engine = {"home": "ray", "ray": "10.0.0.1:6379", "pools": {"a": {}, "b": {}}, "placement": {
         role: "a" if role == "sampler" else "b" for role in ("sampler", "learner", "critic", "reference", "judge")}}  # fmt: skip

