@@ -143,6 +143,9 @@ def refuse(engine: Engine, lora: LoRA | None) -> None:
             "engine.path: fast learns in one process; several ranks learn with the transformers model, cut by FSDP",
             where="engine.path", fix="set engine.path: auto (the sampler is then still the fast one), or engine.ranks: 1",
         )  # fmt: skip
+    if engine.ranks > 1 and engine.compile:  # measured: gradients of compiled layers over ranks were off by half
+        raise ConfigError("compiled layers learn in one process, not over several ranks", where="engine.compile",
+                          fix="leave it out, or set engine.ranks: 1")  # fmt: skip
     if engine.tp > 1 and lora:
         raise ConfigError("adapters are cut over ranks by FSDP, not within layers", where="engine.tp",
                           fix="set engine.tp: 1")  # fmt: skip
@@ -237,7 +240,7 @@ def _why_simple(config: PretrainedConfig, engine: Engine) -> str:
 
     if engine.path == "simple":
         return "engine.path is simple"
-    if engine.compile and engine.ranks == 1:
+    if engine.compile:
         if engine.path == "fast":
             raise ConfigError("engine.compile compiles the transformers model, which engine.path: fast does not use",
                               where="engine.compile", fix="leave it out, or set engine.path: auto or simple")  # fmt: skip

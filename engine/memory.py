@@ -230,7 +230,7 @@ def _width(engine: Engine) -> int:
 
 def _is_fast(model: Model, engine: Engine) -> bool:
     """Whether the sampler, and with one rank the learner, takes the fast path."""
-    return engine.path != "simple" and model.family in FAST and not (engine.compile and engine.ranks == 1)
+    return engine.path != "simple" and model.family in FAST and not engine.compile
 
 
 def _weights(model: Model, engine: Engine, lora: LoRA | None) -> list[Part]:

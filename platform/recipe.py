@@ -526,7 +526,7 @@ class Engine(Part):
     """OpenMP threads; None: the physical cores this process may use. With max_lag sampler and learner have half each."""
     activation_checkpointing: bool = False
     compile: bool = False
-    """Compile the layers of the transformers model as they learn (torch.compile); path auto is then simple."""
+    """Compile the layers of the transformers model as they learn (torch.compile), in one process; path auto is then simple."""
     ranks: int = Field(default=1, ge=1)
     """Processes over which the learner is cut (FSDP2 on the transformers model)."""
     tp: int = Field(default=1, ge=1)

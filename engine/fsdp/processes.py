@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -315,6 +316,8 @@ def main() -> None:
         pid, status = os.wait()
         with suppress(OSError):
             news.send((ranks.pop(pid), os.waitstatus_to_exitcode(status)))
+    if news.poll():  # the driver has ended without it
+        shutil.rmtree(sys.argv[3], ignore_errors=True)
 
 
 def _outlived(news: Connection, ranks: Mapping[int, int]) -> None:

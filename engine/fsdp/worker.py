@@ -27,7 +27,6 @@ from jurat.engine.lora import FOLDER
 from jurat.engine.lora import Layout as Adapters
 from jurat.engine.meter import meter
 from jurat.engine.reshard import Bucket, Carried, Layout, Piece, carry, count, plan, within
-from jurat.engine.simple.learner import compile_layers
 from jurat.platform.errors import ModelError
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import Optim
@@ -57,7 +56,6 @@ class RankSpec:
     dtype: str = "bfloat16"
     temperature: float = 1.0
     checkpointing: bool = False
-    compile: bool = False
     offload: bool = False
     threads: int = 1
     adapters: Adapters | None = None
@@ -144,8 +142,6 @@ class Rank:
         else:
             self.read(spec.folder)
         network.check()
-        if spec.compile:
-            compile_layers(network.model)
         self.optimizer = ShardedAdamW(
             slices,
             matrices=frozenset(name for name, shape in network.learned_shapes.items() if len(shape) >= 2),

@@ -94,9 +94,7 @@ class RayHome:
                 update={"home": "local", "sampler": drawn_by, "threads": self.cluster.threads(role), "max_lag": 0}
             )
             if role == "sampler":
-                own = own.model_copy(
-                    update={"ranks": 1, "tp": 1, "offload": False, "compile": engine.compile and engine.ranks == 1}
-                )
+                own = own.model_copy(update={"ranks": 1, "tp": 1, "offload": False})
             self.cluster.seat(role, own.ranks)
             build = local.sharded if own.ranks > 1 else local.build
             return partial(build, folder.resolve(), own, optim, sampling, lora=lora, **rest)

@@ -165,13 +165,13 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise ModelError(
-            f"{type(model).__name__} has no list of layers", fix="set engine.ranks: 1, engine.compile: false"
+            f"{type(model).__name__} has no list of layers", fix="set engine.ranks: 1, and leave engine.compile out"
         )
     return max(lists, key=len)
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """Compile each layer's computation at its first use, for any number of tokens. Hooks, FSDP's too, stay outside."""
+    """Compile each layer's computation at its first use, for any number of tokens."""
     for layer in layers_of(model):
         layer.forward = torch.compile(layer.forward, dynamic=True)
 

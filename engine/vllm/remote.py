@@ -119,7 +119,9 @@ class ServedSampler:
         self._weights, self._model, self._dtype, self._seconds = weights, model, dtype, seconds
         self._vocab: int = model["vocab_size"]
         self._session = PREFIX + secrets.token_hex(8)
-        self._version, self._published = 0, {"0": 0}
+        self._held = f"{self._session}.0"
+        """The name of the weights last published."""
+        self._ours = {self._held: 0}
         self._names = count()
         self._asked: dict[Row, asyncio.Task[Completion]] = {}
         self._streams: dict[str, asyncio.Timeout] = {}
@@ -253,14 +255,13 @@ class ServedSampler:
         """The version of each token. Raises Lost if a token is not by this run's weights."""
         found: list[int] = []
         for each in held:
-            session, _, number = each.version.rpartition(".")
             if each.start != len(found) or each.end < each.start or each.end > size:
                 raise self._server.odd(f"spans of weights that do not join up over {size} tokens", held)
-            if each.end > each.start:
-                if session != self._session or number not in self._published:
-                    what = f"tokens were drawn by weights {each.version[:80]!r}, which this run did not publish"
-                    raise Lost(what, answered=True)
-                found += [self._published[number]] * (each.end - each.start)
+            if each.end > each.start and each.version not in self._ours:
+                raise Lost(
+                    f"tokens were drawn by weights {each.version[:80]!r}, not published by this run", answered=True
+                )
+            found += [self._ours.get(each.version, 0)] * (each.end - each.start)
         if len(found) != size:
             raise self._server.odd(f"spans of weights for {len(found)} of {size} tokens", held)
         return found
@@ -309,7 +310,7 @@ class ServedSampler:
                     with suppress(Lost, TimeoutError):
                         async with asyncio.timeout(ABORT_SECONDS):
                             await self._server.post("/abort_requests", {"request_ids": names})
-                # one that had not arrived there yet is told again
+                # One that had not arrived there yet is told again.
                 _, pending = await asyncio.wait(pending, timeout=0.5)
             for task in pending:
                 task.cancel()
@@ -349,8 +350,8 @@ class ServedSampler:
                 raise self._failed
             await compute.run(load)
             await compute.run(self._weights.take)
-            self._version = version
-            self._published[str(version)] = version
+            self._held = f"{self._session}.{version}"
+            self._ours[self._held] = version
             await self._hand_over()
 
     async def _meet_again(self, met: int, error: Lost) -> None:
@@ -392,7 +393,7 @@ class ServedSampler:
 
     async def _load(self, *, unless_held: bool) -> None:
         """Between two steps of the server: new weights, no keys and values of old ones, a new name."""
-        server, name = self._server, f"{self._session}.{self._version}"
+        server, name = self._server, self._held
         self._check(await server.hello())
         held = await server.held()
         if held.startswith(PREFIX) and not held.startswith(self._session) and self._meetings + self._failures:

@@ -22,7 +22,7 @@ from jurat.engine.learner import LocalLearner, Tally
 from jurat.engine.llama.learner import LlamaNetwork
 from jurat.engine.llama.weights import FlatWeights
 from jurat.engine.reshard import Layout, within
-from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork, compile_layers, layers_of
+from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork
 from jurat.engine.simple.lora import BareScorer, SimpleLoRA
 from jurat.engine.tensorfile import lay_out, load_tensors
 from jurat.platform.errors import ConfigError, ModelError, RunFailed
@@ -194,22 +194,6 @@ async def test_recomputing_activations_and_head_in_chunks_changes_nothing(open_r
         learner = open_ranks(2, tp, folder=source, checkpointing=True)
         rounds = ((make.slice(mb, 0, 5), make.slice(mb, 5, 9)),) if tp == 1 else ((mb,),)
         assert make.distance(gradient(learner, rounds), wanted) < 1e-5
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("checkpointing", [False, True])
-async def test_compiled_layers_have_the_same_gradients(open_ranks, make, source, checkpointing):
-    """Over ranks and in one process, for several counts of tokens; compiling takes most of a minute."""
-    network = SimpleNetwork(make.llama(), dtype=torch.float32, checkpointing=checkpointing)
-    compile_layers(network.model)
-    compiled, plain = LocalLearner(network, OPTIM, total=8, source=source), one(make.llama(), source)
-    ranks = open_ranks(2, compile=True, checkpointing=checkpointing)
-    for seed in range(2):
-        mb = make.microbatch([*GROUPS, (3 + seed, (4,))], seed=seed)
-        wanted = gradient_of_one(plain, mb)
-        assert make.distance(gradient_of_one(compiled, mb), wanted) < 2e-5
-        assert make.distance(gradient(ranks, uneven(make, mb, 2)), wanted) < 2e-5
-    assert all("forward" in vars(layer) for layer in layers_of(network.model))
 
 
 async def test_bfloat16_is_near_and_masters_are_exact(open_ranks, make, source):
@@ -464,6 +448,7 @@ def sampler_dims(shapes):
     ({"ranks": 2, "path": "fast"}, "engine.path: fast learns in one process"),
     ({"ranks": 3, "tp": 2}, "3 ranks cannot be cut into groups of 2"),
     ({"tp": 2}, "1 ranks cannot be cut into groups of 2"),
+    ({"ranks": 2, "compile": True}, "compiled layers learn in one process"),
     ({"ranks": 2, "offload": True}, "from their GPUs to the CPU"),
     ({"ranks": 2, "tp": 2}, "adapters are cut over ranks by FSDP, not within layers"),
 ])  # fmt: skip

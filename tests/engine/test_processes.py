@@ -117,18 +117,19 @@ def test_ranks_end_with_their_driver(tmp_path):
     (tmp_path / "light_host.py").write_text(HOST)
     code = (
         "import os\nfrom jurat.engine.fsdp.processes import Processes\n"
-        "p = Processes(2, host='light_host:Host', preload=False)\np.call('add', [(1, 2)] * 2)\nprint(*p.pids, flush=True)\n"
+        "p = Processes(2, host='light_host:Host', preload=False)\np.call('add', [(1, 2)] * 2)\nprint(*p.pids, p.folder, flush=True)\n"
         "p.call('sleep', [(60, True)] * 2)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     driver = subprocess.Popen([sys.executable, "-P", "-c", code], env=env, stdout=subprocess.PIPE, text=True)
-    pids = [int(word) for word in driver.stdout.readline().split()]
+    *words, folder = driver.stdout.readline().split()
+    pids = [int(word) for word in words]
     assert len(pids) == 2 and all(map(alive, pids))
     os.kill(pids[1], signal.SIGSTOP)  # it does not read that the other end is gone
     driver.kill()
     driver.wait()
     for _ in range(200):
-        if not any(map(alive, pids)):
+        if not any(map(alive, pids)) and not os.path.exists(folder):
             break
         time.sleep(0.1)
-    assert not any(map(alive, pids))
+    assert not any(map(alive, pids)) and not os.path.exists(folder)

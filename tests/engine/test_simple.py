@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from jurat.engine.learner import Tally
-from jurat.engine.simple.learner import SimpleNetwork
+from jurat.engine.simple.learner import SimpleNetwork, compile_layers, layers_of
 
 GROUPS = [(7, (3, 5, 1)), (1, (4,)), (12, (2, 2))]
 
@@ -31,6 +31,23 @@ def test_equals_plain_autograd(make, temperature, chunk, checkpointing):
     assert tally.loss == pytest.approx(loss, rel=1e-5)
     assert tally.targets == int(mb.loss_mask.sum())
     assert 0 < tally.entropy / tally.targets < torch.tensor(97.0).log()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_have_the_same_gradients(make, checkpointing):
+    """For several counts of tokens; compiling takes most of a minute."""
+    network = SimpleNetwork(make.llama(), dtype=torch.float32, checkpointing=checkpointing)
+    plain = SimpleNetwork(make.llama(), dtype=torch.float32)
+    compile_layers(network.model)
+    for seed in range(4):
+        mb, objective = make.microbatch([*GROUPS, (3 + seed, (4,))], seed=seed), make.surrogate()
+        wanted, _ = gradients(plain, mb, objective)
+        found, _ = gradients(network, mb, objective)
+        assert make.distance(found, wanted) < 2e-5
+        network.grad.zero_()
+        plain.grad.zero_()
+    assert all("forward" in vars(layer) for layer in layers_of(network.model))
 
 
 def test_gradient_of_the_pad_row_is_kept(make):

@@ -14,12 +14,13 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -177,7 +178,12 @@ class Server:
         raise AssertionError(self.log.read_text()[-3000:])
 
     def signal(self, number):
-        os.killpg(self.process.pid, number)
+        """To all processes of the server but those that clear up behind it."""
+        whole = psutil.Process(self.process.pid)
+        for each in [whole, *whole.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                if "resource_tracker" not in " ".join(each.cmdline()):
+                    each.send_signal(number)
 
     def stop(self):
         self.process.terminate()
