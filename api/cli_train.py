@@ -300,7 +300,7 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
 
 
 def _short(filled: Mapping[str, Any]) -> dict[str, str]:
-    """What a stage is filled with, as a recipe would say it: defaults of keys within left out."""
+    """What a stage is filled with, as a recipe would say it: every number and word, and of parts what is no default."""
     import yaml
 
     from jurat.platform.recipe import Stage
@@ -310,9 +310,8 @@ def _short(filled: Mapping[str, Any]) -> dict[str, str]:
     for key, value in filled.items():
         if isinstance(value, Mapping):
             short = getattr(stage, key).model_dump(mode="json", exclude_defaults=True)
-            flow = yaml.safe_dump(
-                {"name": value["name"], **short}, default_flow_style=True, sort_keys=False, width=10_000
-            )
+            plain = {name: each for name, each in value.items() if isinstance(each, (str, int, float)) or name in short}
+            flow = yaml.safe_dump({**plain, **short}, default_flow_style=True, sort_keys=False, width=10_000)
             made[key] = flow.strip()
         else:
             made[key] = str(value)

@@ -59,6 +59,10 @@ def verify(
     rows += [("proof", "yes" if verdict.certified else "no"), ("flags", ", ".join(verdict.flags))]
     rows += [("fault", verdict.fault or "")]
     rows += [(key, value) for key, value in verdict.evidence.items()]
+    rows += [
+        (f"step {n}", f"[{s.start}:{s.end}] {s.status} {'no score' if s.score is None else f'{s.score:g}'}  {s.why}")
+        for n, s in enumerate(verdict.steps, 1)
+    ]
     rows += [("ms", f"{1e3 * verdict.seconds:.3f}")]
     for key, value in rows:
         if value not in ("", None, [], {}):
