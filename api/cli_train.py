@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jurat.api import terminal
+from jurat.api import completion, terminal
 from jurat.platform.errors import ConfigError, JuratError, install
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ RecipeName = Annotated[
     str | None,
     typer.Argument(
         metavar="RECIPE|FILE.yaml", help="A recipe that ships ([bold]jurat recipes ls[/bold]) or a .yaml file.",
-        show_default=False,
+        show_default=False, autocompletion=completion.recipes,
     ),
 ]  # fmt: skip
 Assignments = Annotated[
@@ -46,7 +46,10 @@ Assignments = Annotated[
 Resume = Annotated[
     str | None,
     typer.Option(
-        metavar="RUN", help="Go on with a run from its last checkpoint, by its own recipe.", show_default=False
+        metavar="RUN",
+        help="Go on with a run from its last checkpoint, by its own recipe.",
+        show_default=False,
+        autocompletion=completion.runs,
     ),
 ]
 RunName = Annotated[
@@ -151,7 +154,12 @@ def train(
 
 
 def estimate(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.yaml", help="As of train.", show_default=False)],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|FILE.yaml", help="As of train.", show_default=False, autocompletion=completion.recipes
+        ),
+    ],
     assignments: Assignments = None,
     memory: Annotated[
         float | None, typer.Option(metavar="GIB", min=0.01, help="Of the machine; else this one's.", show_default=False)

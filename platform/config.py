@@ -291,7 +291,7 @@ def _unknown_key(
         if path != inside or (stage and path.partition(".")[0] not in Stage.model_fields):
             elsewhere.setdefault(path.rpartition(".")[2], path)
     near = get_close_matches(wanted, known, 1, 0.5)
-    found = get_close_matches(wanted, [*near, *get_close_matches(wanted, elsewhere, 1, 0.75)], 1, 0)
+    found = get_close_matches(wanted, [*near, *get_close_matches(wanted, elsewhere, 1, 0.8)], 1, 0)
     if wanted in ELSEWHERE and wanted not in elsewhere:
         elsewhere[wanted], found = ELSEWHERE[wanted], [wanted]
     if not found:
