@@ -173,19 +173,19 @@ def _refuse(recipe: parts.Recipe) -> None:
             where="algorithm.normalise",
             fix="leave it out",
         )
-    if over != "none" and part.advantage in ("grpo", "best_of_n") and not _felt(recipe, part):
-        raise ConfigError(
-            f"algorithm.normalise.over {over!r} does nothing with algorithm.advantage {part.advantage!r} alone: one affine map "
-            "within a group cancels",
-            where="algorithm.normalise",
-            fix="leave it out, or set algorithm.advantage: rloo, or another that does not divide by the spread",
-        )
     if over != "none" and part.credit.name == "shaped":
         raise ConfigError(
             "algorithm.credit.name 'shaped' subtracts chances of success from rewards, which algorithm.normalise.over "
             f"{over!r} puts on another scale",
             where="algorithm.normalise",
             fix="leave it out",
+        )
+    if over != "none" and part.advantage in ("grpo", "best_of_n") and not _felt(recipe, part):
+        raise ConfigError(
+            f"algorithm.normalise.over {over!r} does nothing with algorithm.advantage {part.advantage!r} alone: one affine map "
+            "within a group cancels",
+            where="algorithm.normalise",
+            fix="leave it out, or set algorithm.advantage: rloo, or another that does not divide by the spread",
         )
 
 
