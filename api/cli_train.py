@@ -317,7 +317,8 @@ def _short(filled: Mapping[str, Any]) -> dict[str, str]:
     made = {}
     for key, value in filled.items():
         if isinstance(value, Mapping):
-            short = getattr(stage, key).model_dump(mode="json", exclude_defaults=True)
+            dumped = getattr(stage, key).model_dump(mode="json", exclude_defaults=True)
+            short = {name: each for name, each in dumped.items() if each != {}}
             plain = {name: each for name, each in value.items() if isinstance(each, (str, int, float)) or name in short}
             flow = yaml.safe_dump({**plain, **short}, default_flow_style=True, sort_keys=False, width=10_000)
             made[key] = flow.strip()

@@ -292,7 +292,7 @@ def _unknown_key(
             elsewhere.setdefault(path.rpartition(".")[2], path)
     near = get_close_matches(wanted, known, 1, 0.5)
     found = get_close_matches(wanted, [*near, *get_close_matches(wanted, elsewhere, 1, 0.8)], 1, 0)
-    if wanted in ELSEWHERE and wanted not in elsewhere:
+    if wanted in ELSEWHERE and wanted not in elsewhere and not get_close_matches(wanted, known, 1, 0.6):
         elsewhere[wanted], found = ELSEWHERE[wanted], [wanted]
     if not found:
         of = f" of {loc[-2]}" if len(loc) > 1 and loc[-2] in _tags(models) else ""

@@ -126,6 +126,14 @@ def refused(more: str = "", given: Sequence[str] | Mapping[str, Any] = ()) -> Co
                 ("kto", "desirabel", "desirable"),
             ]
         ),
+        *(
+            (
+                f"optim: {{{wrong}: 1}}",
+                f"unknown key 'optim.{wrong}' (line 4). Did you mean {right!r}?",
+                f"write optim.{right}",
+            )
+            for wrong, right in [("beta", "betas"), ("epsilon", "eps")]
+        ),
         # a key of another choice is never suggested to itself; those that read it are named
         *(
             (text, f"{key} is not read by {name} (line 4)", f"leave it out: {key.rpartition('.')[2]} is read by {by}")
