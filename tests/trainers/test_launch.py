@@ -1,5 +1,6 @@
 """Whole runs on the tiny model in this process: it learns, and what cannot work says why before a model loads."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -334,3 +335,18 @@ def test_a_full_disk_stops_clearly_and_the_last_checkpoint_is_whole(tmp_path, mo
     assert found.state == "failed"
     again = launch.train(None, home=tmp_path, base=tmp_path, reporter=Screen(), resume=found.id)
     assert (again.state, again.step) == ("finished", 3)
+
+
+def test_a_checkpoint_that_fails_while_training_goes_on_ends_the_run_at_the_next_step(tmp_path, monkeypatch):
+    async def begin(self, **said):
+        async def write():
+            raise RunFailed("no room for a checkpoint", where="here", fix="make room")
+
+        return asyncio.create_task(write())
+
+    monkeypatch.setattr(checkpointing.FolderCheckpoints, "begin", begin)
+    keys = {"data": {"train": TINY["data"]["train"]}, "steps": 6, "checkpoint": {"every": 2}}
+    screen = Screen()
+    with pytest.raises(RunFailed, match="no room"):
+        launch.train(validate({**TINY, **keys}, where="test"), home=tmp_path, base=tmp_path, reporter=screen)
+    assert [report.version for report in screen.steps] == [1, 2, 3]
