@@ -319,7 +319,7 @@ class Batch:
     discarded: tuple[tuple[Group, str], ...] = ()
     """Groups left out, with the reason."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Wall seconds by phase (``sample``, ``judge``, ``wait``)."""
+    """Wall seconds until its last token was drawn (``sample``; 0 where all were there), and from then on (``judge``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

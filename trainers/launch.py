@@ -404,7 +404,7 @@ class _Stage:
         recipe = self.recipe
         notes = [f"skipped {row}" for row in _bad_rows(self.prepared.sets)]
         notes += [*filter(None, [_trainable(recipe, self.launch.home)]), *bias(recipe, algorithm), *staleness(recipe)]
-        if recipe.engine.balance:
+        if knobs_of(recipe):
             notes.append(
                 "engine.balance moves limits by the clock: another run of this recipe need not be equal to this one"
             )
