@@ -169,7 +169,9 @@ a learner: its optimiser's step costs the same for any number of them."""
 def knobs_of(recipe: parts.Recipe) -> list[Knob]:
     """Those of ``engine.balance`` as the recipe sets them. Raises ConfigError for one that nothing here could move."""
     engine, bounds = recipe.engine, recipe.engine.balance
-    if not bounds or not isinstance(recipe.algorithm, parts.PolicyGradient):  # who learns from given completions asks nobody
+    if not bounds or not isinstance(
+        recipe.algorithm, parts.PolicyGradient
+    ):  # who learns from given completions asks nobody
         return []
     uniform = isinstance(recipe.allocation, parts.Uniform)
     values = {
