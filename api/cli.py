@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from jurat import __version__
-from jurat.api import cli_datasets, cli_models, cli_recipes, cli_runs, cli_train, cli_verifiers, terminal
+from jurat.api import cli_datasets, cli_models, cli_recipes, cli_runs, cli_train, cli_verifiers, completion, terminal
 from jurat.platform.errors import ConfigError, JuratError, nearest
 
 UsageError = typer.BadParameter.__mro__[2]
@@ -128,7 +128,7 @@ def doctor(as_json: terminal.AsJson = False) -> None:
 
 
 def plot(
-    run: Annotated[str, typer.Argument(help="The run's name, or the beginning of it.")],
+    run: Annotated[str, typer.Argument(help="The run's name, or the beginning of it.", autocompletion=completion.runs)],
     out: Annotated[
         Path, typer.Option("-o", "--out", help="The file; its suffix chooses the format: .png, .svg or .pdf.")
     ] = Path("curve.png"),

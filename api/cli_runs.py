@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from jurat.api import terminal
+from jurat.api import completion, terminal
 from jurat.platform.errors import ConfigError, nearest
 from jurat.platform.memory import highest, recorded
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from jurat.platform.runs.store import Store
     from jurat.platform.types import Step, StepReport
 
-RunArgument = Annotated[str, typer.Argument(help="The run's name, the beginning of it, or [bold]latest[/bold].")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(help="The run's name, the beginning of it, or [bold]latest[/bold].", autocompletion=completion.runs),
+]
 Database = Annotated[
     str | None,
     typer.Option(envvar="JURAT_DATABASE", help="SQLAlchemy URL, if the recipe's tracking.database is not the default."),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jurat.api import terminal
+from jurat.api import completion, terminal
 from jurat.platform.errors import ConfigError, JuratError, install
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ RecipeName = Annotated[
     str | None,
     typer.Argument(
         metavar="RECIPE|FILE.yaml", help="A recipe that ships ([bold]jurat recipes ls[/bold]) or a .yaml file.",
-        show_default=False,
+        show_default=False, autocompletion=completion.recipes,
     ),
 ]  # fmt: skip
 Assignments = Annotated[
@@ -46,7 +46,10 @@ Assignments = Annotated[
 Resume = Annotated[
     str | None,
     typer.Option(
-        metavar="RUN", help="Go on with a run from its last checkpoint, by its own recipe.", show_default=False
+        metavar="RUN",
+        help="Go on with a run from its last checkpoint, by its own recipe.",
+        show_default=False,
+        autocompletion=completion.runs,
     ),
 ]
 RunName = Annotated[
@@ -151,7 +154,12 @@ def train(
 
 
 def estimate(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.yaml", help="As of train.", show_default=False)],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|FILE.yaml", help="As of train.", show_default=False, autocompletion=completion.recipes
+        ),
+    ],
     assignments: Assignments = None,
     memory: Annotated[
         float | None, typer.Option(metavar="GIB", min=0.01, help="Of the machine; else this one's.", show_default=False)
@@ -300,7 +308,7 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
 
 
 def _short(filled: Mapping[str, Any]) -> dict[str, str]:
-    """What a stage is filled with, as a recipe would say it: defaults of keys within left out."""
+    """What a stage is filled with, as a recipe would say it: every number and word, and of parts what is no default."""
     import yaml
 
     from jurat.platform.recipe import Stage
@@ -310,9 +318,8 @@ def _short(filled: Mapping[str, Any]) -> dict[str, str]:
     for key, value in filled.items():
         if isinstance(value, Mapping):
             short = getattr(stage, key).model_dump(mode="json", exclude_defaults=True)
-            flow = yaml.safe_dump(
-                {"name": value["name"], **short}, default_flow_style=True, sort_keys=False, width=10_000
-            )
+            plain = {name: each for name, each in value.items() if isinstance(each, (str, int, float)) or name in short}
+            flow = yaml.safe_dump({**plain, **short}, default_flow_style=True, sort_keys=False, width=10_000)
             made[key] = flow.strip()
         else:
             made[key] = str(value)

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from jurat.api import terminal
+from jurat.api import completion, terminal
 from jurat.platform.errors import ConfigError, GateFailed
 
 Files = Annotated[
     list[Path], typer.Option("--file", "-f", help="A Python file that registers verifiers.", show_default=False)
 ]
 Args = Annotated[list[str], typer.Option("--arg", help="An argument of the verifier, key=value.", show_default=False)]
-Name = Annotated[str, typer.Argument(help="The verifier's name.")]
+Name = Annotated[str, typer.Argument(help="The verifier's name.", autocompletion=completion.verifiers)]
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +59,10 @@ def verify(
     rows += [("proof", "yes" if verdict.certified else "no"), ("flags", ", ".join(verdict.flags))]
     rows += [("fault", verdict.fault or "")]
     rows += [(key, value) for key, value in verdict.evidence.items()]
+    rows += [
+        (f"step {n}", f"[{s.start}:{s.end}] {s.status} {'no score' if s.score is None else f'{s.score:g}'}  {s.why}")
+        for n, s in enumerate(verdict.steps, 1)
+    ]
     rows += [("ms", f"{1e3 * verdict.seconds:.3f}")]
     for key, value in rows:
         if value not in ("", None, [], {}):
@@ -172,8 +176,8 @@ def show(name: Name, file: Files = [], arg: Args = [], as_json: terminal.AsJson 
 
 
 def diff(
-    left: Annotated[str, typer.Argument(help="NAME, or FILE.py::NAME.")],
-    right: Annotated[str, typer.Argument(help="NAME, or FILE.py::NAME.")],
+    left: Annotated[str, typer.Argument(help="NAME, or FILE.py::NAME.", autocompletion=completion.verifiers)],
+    right: Annotated[str, typer.Argument(help="NAME, or FILE.py::NAME.", autocompletion=completion.verifiers)],
     as_json: terminal.AsJson = False,
 ) -> None:
     """What differs between two verifiers or two versions of one: code, config, dependencies, weights."""

@@ -55,6 +55,7 @@ def _near_file(path: Path) -> str:
 def load(recipe: str, assignments: Sequence[str] | Mapping[str, Any] = ()) -> tuple[Recipe, Path]:
     """The recipe with its overrides, and its base folder. Raises ConfigError."""
     from jurat.platform.config import load_recipe
+    from jurat.trainers.contradictions import refuse_contradictions
 
     path, base = locate(recipe)
-    return load_recipe(path, assignments), base
+    return load_recipe(path, assignments, refuse_contradictions), base

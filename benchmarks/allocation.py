@@ -1,10 +1,10 @@
 """What sample counts per prompt buy: variance of the gradient at equal tokens, and held-out accuracy against tokens.
 
-    python benchmarks/allocation.py variance --out FOLDER [--model smollm2] [--data multiarith/test.jsonl] [--prompts 64]
-    python benchmarks/allocation.py curves   --out FOLDER [--model tiny] [--seeds 5] [--rules uniform neyman ...]
-    python benchmarks/allocation.py curves   --out FOLDER --model smollm2 --seeds 3 --rules uniform neyman
+    python benchmarks/allocation.py variance [--out FOLDER] [--model smollm2] [--data multiarith/test.jsonl] [--prompts 64]
+    python benchmarks/allocation.py curves   [--out FOLDER] [--model tiny] [--seeds 5] [--rules uniform neyman ...]
+    python benchmarks/allocation.py curves   --model smollm2 --seeds 3 --rules uniform neyman
         --steps 40 --points 5 --problems 40
-    python benchmarks/allocation.py report   --out FOLDER [--json]
+    python benchmarks/allocation.py report   [--out FOLDER] [--json]
 
 variance: a frozen model answers each problem ``--samples`` times; the gradient of each answer's log-probability is kept as
 a sketch (below). Then steps of the whole pool are drawn again from it ``--resamples`` times under every rule, with the
@@ -443,10 +443,10 @@ def report(args: argparse.Namespace) -> None:
             print("  " + json.dumps(row))
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("part", choices=["variance", "curves", "report"])
-    parse.add_argument("--out", type=Path, required=True, help="folder of finished cells")
+    parse.add_argument("--out", type=Path, default=Path(".jurat/allocation"), help="folder of finished cells")
     parse.add_argument("--home", type=Path, help="jurat's home, with fetched models; default: OUT/home")
     parse.add_argument("--base", type=Path, default=Path("."), help="where data files are looked for")
     parse.add_argument("--model", default="tiny", help="tiny, a fetched name, or a folder")
@@ -475,7 +475,11 @@ def main() -> None:
     b.add_argument("--problems", type=int, default=60, help="held-out problems of each")
     b.add_argument("--recipe", default="quickstart", help="shipped recipe of the cells of a model that is not tiny")
     b.add_argument("--lr", type=float)
-    args = parse.parse_args()
+    return parse.parse_args(words)
+
+
+def main() -> None:
+    args = arguments()
     args.home = args.home or args.out / "home"
     args.out.mkdir(parents=True, exist_ok=True)
     {"variance": variance, "curves": curves, "report": report}[args.part](args)

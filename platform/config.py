@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,22 @@ Place = tuple[str | int, ...]
 """Keys and places in lists from the top of a recipe to a value."""
 Assignments = Sequence[str] | Mapping[str, Any]
 """``a.b=c``, or a mapping of dotted keys to values."""
-BY_NAME = ("algorithm", "allocation")
+BY_NAME = ("algorithm", "allocation", "credit")
 """Parts that a recipe may give by their name alone."""
+ELSEWHERE = {
+    "beta": "algorithm.kl.coef", "kl_coef": "algorithm.kl.coef", "kl_loss_coef": "algorithm.kl.coef",
+    "epsilon": "algorithm.clip_low", "epsilon_high": "algorithm.clip_high", "cliprange": "algorithm.clip_low",
+    "clip_ratio": "algorithm.clip_low", "clip_ratio_low": "algorithm.clip_low", "clip_ratio_high": "algorithm.clip_high",
+    "loss_agg_mode": "algorithm.aggregation", "num_generations": "allocation.samples_per_prompt",
+    "n_samples_per_prompt": "allocation.samples_per_prompt", "group_size": "allocation.samples_per_prompt",
+    "max_completion_length": "sampling.max_new_tokens", "max_response_length": "sampling.max_new_tokens",
+    "learning_rate": "optim.lr", "max_grad_norm": "optim.clip_norm", "grad_clip": "optim.clip_norm",
+    "batch_size": "prompts_per_step", "train_batch_size": "prompts_per_step", "max_steps": "steps",
+    "num_iterations": "epochs", "ppo_epochs": "epochs", "gradient_checkpointing": "engine.activation_checkpointing",
+}  # fmt: skip
+"""What other tools call a key -> what it is called here."""
+NAMED = {"ipo": "{name: dpo, kind: ipo}", "orpo": "", "simpo": ""}
+"""Names of algorithms that are no name here -> how they are written, or nothing where there is none like it."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -127,6 +141,31 @@ def _assignment(text: str) -> tuple[str, Any]:
 # ---- what a model refuses ----------------------------------------------------------------------------------------
 
 
+def contradiction(
+    error: ConfigError,
+    value: Mapping[str, Any],
+    *,
+    where: str,
+    lines: Mapping[Place, int] | None = None,
+    given: Assignments = (),
+) -> ConfigError:
+    """``error``, whose ``where`` is a key, with the place where that was written. A stage that gives no such part has it
+    from the recipe."""
+    path: Place = tuple(int(part) if part.isdecimal() else part for part in error.where.split("."))
+    stage = _stage(value, path)
+    if stage and _at(value, path[:3]) is None and path[2] in value:
+        path = path[2:]
+    place, line = _origin(path, where, lines or {}, given)
+    notes = [f"stage {stage}"] * bool(stage) + [f"line {line}"] * bool(line)
+    return ConfigError(error.what + (f" ({', '.join(notes)})" if notes else ""), where=place, fix=error.fix)
+
+
+def _stage(value: Any, path: Place) -> str | None:
+    """Name of the stage that a key is in."""
+    name = _at(value, (*path[:2], "name")) if path[:1] == ("stages",) and len(path) > 2 else None
+    return name if isinstance(name, str) else None
+
+
 def validate(
     value: Mapping[str, Any], *, where: str, lines: Mapping[Place, int] | None = None, given: Assignments = ()
 ) -> Recipe:
@@ -150,16 +189,16 @@ def refusal(
     """Every reason for which ``model`` refused ``value``, in words of the recipe."""
     said, fixes, places = [], [], []
     for fault in error.errors():
-        path, models, info = _walk(fault["loc"], model)
+        path, models, others, info = _walk(fault["loc"], model)
         if fault["type"] == "missing" and isinstance(path[-1], int):  # an element of a pair: the pair is too short
             path, fault["type"] = path[:-1], "too_short"
         elif fault["type"] == "union_tag_invalid" and not isinstance(_at(value, path), str):
             path = (*path, "name")
-        what, hint, fix = _told(fault, path, models, info, model)
+        what, hint, fix = _told(fault, path, models, others, info, model)
         place, line = _origin(path, where, lines or {}, given)
         places.append(place)
-        stage = _at(value, (*path[:2], "name")) if path[:1] == ("stages",) and len(path) > 2 else None
-        notes = [f"stage {stage}"] if isinstance(stage, str) else []
+        stage = _stage(value, path)
+        notes = [f"stage {stage}"] if stage else []
         notes += [f"line {line}"] if line else [place] if place != places[0] else []
         said.append(what + (f" ({', '.join(notes)})" if notes else "") + (f".{hint}" if hint else ""))
         fixes.append(fix)
@@ -183,13 +222,19 @@ WHOLE = "jurat recipes show quickstart prints a whole recipe"
 
 
 def _told(
-    fault: Any, path: Place, models: Sequence[type[BaseModel]], info: FieldInfo | None, root: type[BaseModel]
+    fault: Any,
+    path: Place,
+    models: Sequence[type[BaseModel]],
+    others: Sequence[type[BaseModel]],
+    info: FieldInfo | None,
+    root: type[BaseModel],
 ) -> tuple[str, str, str]:
-    """(what is wrong, a hint at the nearest, how to fix it). ``models`` are the parts that hold the key."""
+    """(what is wrong, a hint at the nearest, how to fix it). ``models`` are the parts that hold the key, ``others`` the
+    alternatives to them that were not chosen."""
     kind, got, context = fault["type"], fault["input"], fault.get("ctx", {})
     key, inner = ".".join(map(str, path)), _models_in(info.annotation) if info else []
     if kind == "extra_forbidden":
-        return _unknown_key(fault["loc"], key, models, root)
+        return _unread(fault["loc"], key, models, others) or _unknown_key(fault["loc"], key, models, root)
     if kind == "missing":
         keys = f", with its keys: {', '.join(inner[0].model_fields)}" if inner else ""
         return f"{key} is missing", "", f"add {key}{keys}" + (f"; {WHOLE}" if len(path) == 1 else "")
@@ -199,15 +244,35 @@ def _told(
     choices = re.findall(r"'([^']*)'", str(context.get("expected_tags", context.get("expected", ""))))
     if choices:
         tag = context.get("tag", got)
-        near = get_close_matches(str(tag), choices, 1, 0.5)
+        said, meant = f"{key}: {_shown(tag)} is none of {', '.join(choices)}", NAMED.get(str(tag), "?")
+        if "dpo" not in choices or meant == "?":
+            near = get_close_matches(str(tag), choices, 1, 0.6)
+        elif meant:
+            return said, f" It is {meant}", f"write {key.removesuffix('.name')}: {meant}"
+        else:
+            near = []
         hint, wanted = (f" Did you mean {near[0]!r}?", near[0]) if near else ("", f"one of {', '.join(choices)}")
-        return f"{key}: {_shown(tag)} is none of {', '.join(choices)}", hint, f"write {key}: {wanted}"
+        return said, hint, f"write {key}: {wanted}"
     expected = EXPECTED[kind].format_map(context) if kind in EXPECTED else str(fault["msg"])
     either = "a name, or " if path[-1] in BY_NAME else ""
     give = f"the keys {', '.join(inner[0].model_fields)}" if expected == KEYS and inner else expected
     default = info.default if info is not None and isinstance(path[-1], str) else None
     leave = f", or leave it out for its default, {_shown(default)}" if isinstance(default, (str, int, float)) else ""
     return f"{key}: got {_shown(got)}, expected {either}{expected}", "", f"give {key} {either}{give}{leave}"
+
+
+def _unread(
+    loc: Place, key: str, models: Sequence[type[BaseModel]], others: Sequence[type[BaseModel]]
+) -> tuple[str, str, str] | None:
+    """Of a key that other alternatives read, and the chosen one does not; None if none does."""
+    wanted = str(loc[-1])
+    readers = _tags([model for model in others if wanted in model.model_fields])
+    if not readers:
+        return None
+    part, _, meant = ELSEWHERE.get(wanted, "").partition(".")
+    here = part == key.split(".")[-2] and any(meant.partition(".")[0] in model.model_fields for model in models)
+    instead = f", or write {key.removesuffix(wanted)}{meant}" if here else ""
+    return f"{key} is not read by {loc[-2]}", "", f"leave it out: {wanted} is read by {', '.join(readers)}{instead}"
 
 
 def _unknown_key(
@@ -219,11 +284,16 @@ def _unknown_key(
     inside = key.removeprefix(stage)
     elsewhere: dict[str, str] = {}
     shared = lambda path: sum(a == b for a, b in zip(path.split("."), inside.split("."), strict=False))
+    parent = inside.rpartition(".")[0]
     for path in sorted(key_paths(root), key=shared, reverse=True):
-        if path != inside or (stage and path not in Stage.model_fields):
+        if parent and path.rpartition(".")[0] == parent:
+            continue  # of this part as it is elsewhere chosen
+        if path != inside or (stage and path.partition(".")[0] not in Stage.model_fields):
             elsewhere.setdefault(path.rpartition(".")[2], path)
     near = get_close_matches(wanted, known, 1, 0.5)
-    found = get_close_matches(wanted, [*near, *get_close_matches(wanted, elsewhere, 1, 0.75)], 1, 0)
+    found = get_close_matches(wanted, [*near, *get_close_matches(wanted, elsewhere, 1, 0.8)], 1, 0)
+    if wanted in ELSEWHERE and wanted not in elsewhere:
+        elsewhere[wanted], found = ELSEWHERE[wanted], [wanted]
     if not found:
         of = f" of {loc[-2]}" if len(loc) > 1 and loc[-2] in _tags(models) else ""
         return what + of, "", f"keys{of} there: {', '.join(known)}"
@@ -270,22 +340,28 @@ def _origin(path: Place, where: str, lines: Mapping[Place, int], given: Assignme
     return where, None
 
 
-def _walk(loc: Place, root: type[BaseModel]) -> tuple[Place, list[type[BaseModel]], FieldInfo | None]:
-    """Of a fault's place: its key without the names of alternatives, the parts that may hold that key, its field."""
+def _walk(
+    loc: Place, root: type[BaseModel]
+) -> tuple[Place, list[type[BaseModel]], list[type[BaseModel]], FieldInfo | None]:
+    """Of a fault's place: its key without the names of alternatives, the parts that may hold that key, the alternatives to
+    them, its field."""
     path: list[str | int] = []
     models, inner, info = [root], [root], None
+    others: list[type[BaseModel]] = []
+    aside: list[type[BaseModel]] = []
     for part in loc:
         if len(inner) > 1 and part in _tags(inner):
+            aside = [model for model in inner if part not in _tags([model])]
             inner = [model for model in inner if part in _tags([model])]
             continue
         path.append(part)
         if isinstance(part, int):
             continue
-        models = inner
+        models, others, aside = inner, aside, []
         found = [model.model_fields[part] for model in models if part in model.model_fields]
         info = found[0] if found else None
         inner = [model for field in found for model in _models_in(field.annotation)]
-    return tuple(path), models, info
+    return tuple(path), models, others, info
 
 
 def _tags(models: Sequence[type[BaseModel]]) -> list[str]:
@@ -324,8 +400,10 @@ def key_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
     return out
 
 
-def load_recipe(path: Path, assignments: Assignments = ()) -> Recipe:
-    """Read, override and validate one recipe file. Raises ConfigError."""
+def load_recipe(
+    path: Path, assignments: Assignments = (), check: Callable[[Recipe], None] = lambda recipe: None
+) -> Recipe:
+    """Read, override and validate one recipe file. Raises ConfigError, also for one of ``check``, whose ``where`` is a key."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -334,4 +412,10 @@ def load_recipe(path: Path, assignments: Assignments = ()) -> Recipe:
         ) from None
     value, lines = parse_yaml(text, where=str(path))
     value.setdefault("name", path.stem)
-    return validate(override(value, assignments), where=str(path), lines=lines, given=assignments)
+    value = override(value, assignments)
+    recipe = validate(value, where=str(path), lines=lines, given=assignments)
+    try:
+        check(recipe)
+    except ConfigError as error:
+        raise contradiction(error, value, where=str(path), lines=lines, given=assignments) from None
+    return recipe

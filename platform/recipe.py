@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import ceil
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WrapValidator, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator, field_validator, model_validator
 
 
 class Part(BaseModel):
@@ -203,6 +203,17 @@ class Credit(Part):
     """Where the outcome is wrong no step counts above 0. Not of ``shaped``, whose steps are potentials."""
 
 
+def _short(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+CreditPart = Annotated[
+    Credit,
+    BeforeValidator(_short, json_schema_input_type=Credit | Literal["outcome", "sum", "min", "shaped", "function"]),
+]
+"""``credit: sum`` is ``credit: {name: sum}``."""
+
+
 class Normalise(Part):
     """Online normalisation of the judged rewards, before shaping; moments are kept per version of the reward."""
 
@@ -252,7 +263,7 @@ class PolicyGradient(Part):
     corrections: tuple[Correction, ...] = ()
     normalise: Normalise = Normalise()
     shaping: Shaping | None = None
-    credit: Credit = Credit()
+    credit: CreditPart = Credit()
     critic: Critic | None = None
     """Of advantage ``gae`` only."""
 
@@ -405,6 +416,14 @@ class UntilMixed(Part):
     samples_per_prompt: int = Field(default=4, ge=2)
     """Of each round."""
     max_samples: int = Field(default=64, ge=2)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> UntilMixed:
+        if self.samples_per_prompt > self.max_samples:
+            raise ValueError(
+                f"needs samples_per_prompt <= max_samples, got {self.samples_per_prompt}, {self.max_samples}"
+            )
+        return self
 
     @property
     def fixed(self) -> bool:

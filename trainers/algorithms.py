@@ -1,20 +1,20 @@
-"""From a recipe to an Algorithm: tables of rules and losses, and what cannot go together."""
+"""From a recipe to an Algorithm: tables of rules and losses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jurat.platform.errors import ConfigError
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import DPO as DPOPart
-from jurat.platform.recipe import KL, SFT, Difficulty, PolicyGradient, Recipe, Stage, Uniform
 from jurat.platform.recipe import KTO as KTOPart
+from jurat.platform.recipe import SFT, PolicyGradient, Recipe
 from jurat.platform.recipe import Correction as CorrectionPart
 from jurat.trainers.aggregation import AGGREGATIONS
 from jurat.trainers.allocation.posterior import Correctness
+from jurat.trainers.contradictions import refuse_offline, refuse_sampling
 from jurat.trainers.losses.cispo import CISPO
 from jurat.trainers.losses.clipped import Clipped
 from jurat.trainers.losses.correction import Importance, OffPolicyMask, Rejection
@@ -25,7 +25,7 @@ from jurat.trainers.losses.policy import Correction, PolicyLoss
 from jurat.trainers.losses.preference import DPO, KTO
 from jurat.trainers.losses.value import ValueLoss
 from jurat.trainers.presets import filled
-from jurat.trainers.samples import ESTIMATORS, Algorithm, credit_rule
+from jurat.trainers.samples import Algorithm, credit_rule
 from jurat.trainers.shaping import LengthPenalty, Shaping, SoftOverlong
 
 CORRECTIONS: Mapping[str, Callable[[CorrectionPart], Correction]] = MappingProxyType(
@@ -44,25 +44,13 @@ CORRECTIONS: Mapping[str, Callable[[CorrectionPart], Correction]] = MappingProxy
 )
 
 
-READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "tis": ("high", "level"),
-        "icepop": ("low", "high", "level"),
-        "decoupled": ("level",),
-        "reject": ("limit", "divergence", "level"),
-        "off_policy_mask": ("limit",),
-    }
-)
-"""Which keys of a correction each of them reads."""
-
-
 def build_algorithm(recipe: Recipe) -> Algorithm:
     """Raises ConfigError where keys contradict each other."""
     recipe = filled(recipe)
     part = recipe.algorithm
     if not isinstance(part, PolicyGradient):
         return _offline(part, recipe)
-    _refuse(part, recipe)
+    refuse_sampling(part, recipe)
     assert part.advantage and part.aggregation and part.shaping
     needs = {}
     if part.kl.coef > 0:
@@ -89,12 +77,7 @@ def build_algorithm(recipe: Recipe) -> Algorithm:
 
 def _offline(part: SFT | DPOPart | KTOPart, recipe: Recipe) -> Algorithm:
     """An algorithm on given completions. Raises ConfigError."""
-    if recipe.data.curriculum is not None:
-        raise ConfigError(
-            f"a curriculum goes by the reward of what was sampled, and algorithm.name {part.name!r} samples nothing",
-            where="data.curriculum",
-            fix="give the stage its own data: without curriculum",
-        )
+    refuse_offline(part, recipe)
     if isinstance(part, SFT):
         return Algorithm(
             name="sft",
@@ -114,35 +97,12 @@ def _offline(part: SFT | DPOPart | KTOPart, recipe: Recipe) -> Algorithm:
         return Algorithm(
             name=name, objectives={"policy": DPO(beta=part.beta, kind=part.kind)}, whole_atoms=True, **common
         )
-    if recipe.prompts_per_step < 2:
-        raise ConfigError(
-            "algorithm.name 'kto' makes its reference point of completions after the prompts of others, but "
-            f"prompts_per_step is {recipe.prompts_per_step}",
-            where="prompts_per_step",
-            fix="set it to 2 or more: better 16, since one number is estimated from them",
-        )
     return Algorithm(
         name="kto",
         objectives={"policy": KTO(beta=part.beta, desirable=part.desirable, undesirable=part.undesirable)},
         point_needs={"ref_logprobs": "reference", "proximal_logprobs": "policy"},
         **common,
     )
-
-
-def refuse_idle(recipe: Recipe) -> None:
-    """Raises ConfigError for an allocation that a stage on given completions gives itself, where it would do nothing.
-
-    What a recipe gives at the top is for its other stages, so it is refused only where there is one stage.
-    """
-    stages: Sequence[Stage | Recipe] = recipe.stages or (recipe,)
-    for own, (name, whole) in zip(stages, recipe.staged(), strict=True):
-        if own.allocation not in (None, Uniform()) and not isinstance(whole.algorithm, PolicyGradient):
-            raise ConfigError(
-                f"allocation is about samples of a prompt, of which there are none: algorithm.name {whole.algorithm.name!r} "
-                "learns from given completions",
-                where=f"stages.{name}.allocation" if name else "allocation",
-                fix="leave it out" if name else "leave it out, or --set allocation={}",
-            )
 
 
 def _loss(part: PolicyGradient) -> PolicyLoss:
@@ -176,172 +136,3 @@ def _shaping(part: PolicyGradient, recipe: Recipe) -> Shaping:
         overlong=SoftOverlong(limit=limit, cache=overlong.cache, factor=overlong.factor) if overlong else None,
         clip=given.clip,
     )
-
-
-def _refuse(part: PolicyGradient, recipe: Recipe) -> None:
-    """Raises ConfigError naming both keys of a pair that makes no sense."""
-    name = f"algorithm.name {part.name!r}"
-    assert part.advantage and part.shaping
-    _refuse_critic(part, recipe)
-    _refuse_unread(part)
-    single = recipe.allocation.name == "uniform" and recipe.allocation.samples_per_prompt < 2
-    if single and part.critic is None and ESTIMATORS[part.advantage].compares:
-        raise ConfigError(
-            f"{name} compares the samples of a group, but allocation.samples_per_prompt is "
-            f"{recipe.allocation.samples_per_prompt}: every advantage would be 0",
-            where="allocation.samples_per_prompt",
-            fix="set it to 2 or more",
-        )
-    if part.loss == "plain" and recipe.updates_per_step * recipe.epochs > 1:
-        raise ConfigError(
-            f"{name} with algorithm.loss 'plain' has no ratio to correct for updates_per_step x epochs = "
-            f"{recipe.updates_per_step * recipe.epochs} updates of one batch",
-            where="updates_per_step",
-            fix="set updates_per_step and epochs to 1, or algorithm.loss: clipped",
-        )
-    if part.loss in ("clipped", "gspo") and (part.clip_low is None or part.clip_high is None):
-        raise ConfigError(
-            f"algorithm.loss {part.loss!r} needs algorithm.clip_low and algorithm.clip_high; {name} gives none",
-            where="algorithm.clip_low",
-            fix="set both, as in clip_low: 0.2, clip_high: 0.2",
-        )
-    if part.dual_clip is not None and part.loss != "clipped":
-        raise ConfigError(
-            f"algorithm.dual_clip bounds the loss 'clipped', but algorithm.loss is {part.loss!r}",
-            where="algorithm.dual_clip",
-            fix="leave it out, or set algorithm.loss: clipped",
-        )
-    if part.advantage == "maxrl" and (part.shaping.offset < 0 or part.shaping.scale < 0):
-        raise ConfigError(
-            "algorithm.advantage 'maxrl' divides by the mean reward, which algorithm.shaping makes negative",
-            where="algorithm.shaping",
-            fix="use rewards from 0 up: offset 0",
-        )
-    if part.shaping.overlong and part.shaping.overlong.cache > recipe.sampling.max_new_tokens:
-        raise ConfigError(
-            f"algorithm.shaping.overlong.cache {part.shaping.overlong.cache} exceeds sampling.max_new_tokens "
-            f"{recipe.sampling.max_new_tokens}",
-            where="algorithm.shaping.overlong.cache",
-            fix="set it to a fifth of sampling.max_new_tokens, as DAPO does",
-        )
-    if part.credit.name != "outcome" and not any(member.role == "process" for member in recipe.reward.members):
-        raise ConfigError(
-            f"algorithm.credit.name {part.credit.name!r} reads rewards of steps, but no member of reward.members has role process",
-            where="algorithm.credit",
-            fix="add the verifier that judges steps to reward.members with role: process",
-        )
-    ratios = [each.name for each in part.corrections if each.name in ("tis", "icepop", "decoupled")]
-    if len(ratios) > 1:
-        raise ConfigError(
-            f"algorithm.corrections has {' and '.join(map(repr, ratios))}: each multiplies by pi_learner / pi_sampler, "
-            "which would count more than once",
-            where="algorithm.corrections",
-            fix="keep one of them; reject and off_policy_mask go with any",
-        )
-    for place, each in enumerate(part.corrections):
-        if each.name == "icepop" and each.low >= each.high:
-            raise ConfigError(
-                f"algorithm.corrections[{place}].low {each.low} is not below its high {each.high}",
-                where=f"algorithm.corrections[{place}]",
-                fix="bounds of a ratio around 1, as in low: 0.5, high: 2",
-            )
-
-
-def _refuse_unread(part: PolicyGradient) -> None:
-    """Raises ConfigError naming both keys where the one makes the other do nothing.
-
-    A value that is the default is as good as none: the record of a run gives every key.
-    """
-    shaping, credit, kl = part.shaping, part.credit, part.kl
-    assert shaping is not None
-    unread: list[tuple[bool, str, str, str]] = [
-        (
-            part.loss == "plain" and (part.clip_low, part.clip_high) != (None, None),
-            "algorithm.clip_low" if part.clip_low is not None else "algorithm.clip_high",
-            "bounds a ratio, of which algorithm.loss 'plain' has none",
-            "leave it out, or set algorithm.loss: clipped",
-        ),
-        (
-            shaping.free_tokens > 0 and shaping.per_token == 0,
-            "algorithm.shaping.free_tokens",
-            "are free of algorithm.shaping.per_token, which is 0",
-            "set algorithm.shaping.per_token, or leave it out",
-        ),
-        (
-            shaping.scale == 0,
-            "algorithm.shaping.scale",
-            "0 makes every reward algorithm.shaping.offset, whatever was judged",
-            "set it to 1, or leave it out",
-        ),
-        (
-            credit.name == "outcome" and (credit.weight != 1.0 or not credit.gate),
-            "algorithm.credit.weight" if credit.weight != 1.0 else "algorithm.credit.gate",
-            "is about rewards of steps, which algorithm.credit.name 'outcome' does not read",
-            "set algorithm.credit.name: sum, min, shaped or function; or leave it out",
-        ),
-        (
-            credit.name == "shaped" and not credit.gate,
-            "algorithm.credit.gate",
-            "is not read by algorithm.credit.name 'shaped', whose steps are potentials: nothing is gated there",
-            "leave it out",
-        ),
-        (
-            kl.coef > 0 and kl.place == "loss" and kl.estimator == "k1",
-            "algorithm.kl.estimator",
-            "'k1' has no gradient in expectation with algorithm.kl.place 'loss': noise, and no KL",
-            "set it to k1+, which has the value of k1 and the gradient of the KL; or algorithm.kl.place: reward",
-        ),
-        (
-            kl.coef > 0 and kl.place == "reward" and kl.estimator not in ("k1", KL().estimator),
-            "algorithm.kl.estimator",
-            f"{kl.estimator!r} is not read with algorithm.kl.place 'reward', which takes k1 of each token",
-            "leave it out, or set algorithm.kl.place: loss",
-        ),
-    ]
-    for place, each in enumerate(part.corrections):
-        at, fields = f"algorithm.corrections[{place}]", CorrectionPart.model_fields
-        for key in fields.keys() - {"name", *READ[each.name]}:
-            why = f"is not read by {at}.name {each.name!r}"
-            reads = f"leave it out: {each.name} reads {', '.join(READ[each.name])}"
-            unread.append((getattr(each, key) != fields[key].default, f"{at}.{key}", why, reads))
-    for found, key, why, fix in unread:
-        if found:
-            raise ConfigError(f"{key} {why}", where=key, fix=fix)
-
-
-def _refuse_critic(part: PolicyGradient, recipe: Recipe) -> None:
-    """Raises ConfigError naming both keys where a critic does not go with the rest."""
-    critic = part.critic
-    if critic is None and part.advantage == "gae":
-        raise ConfigError(
-            "algorithm.advantage 'gae' is made of a critic's values, but algorithm.critic is not given",
-            where="algorithm.critic",
-            fix="give one, as in critic: {lr: 1e-5}; or algorithm.name: ppo, which has one",
-        )
-    if critic is None:
-        return
-    if part.advantage != "gae":
-        raise ConfigError(
-            f"algorithm.critic is read by advantage 'gae' alone, but algorithm.advantage is {part.advantage!r}",
-            where="algorithm.critic",
-            fix="leave it out, or set algorithm.advantage: gae",
-        )
-    if critic.warmup_steps >= recipe.steps:
-        raise ConfigError(
-            f"algorithm.critic.warmup_steps {critic.warmup_steps} leaves the policy none of steps {recipe.steps}",
-            where="algorithm.critic.warmup_steps",
-            fix="set it below steps",
-        )
-    if part.credit.name != "outcome":
-        raise ConfigError(
-            f"algorithm.credit.name {part.credit.name!r} makes advantages of the rewards of steps, which "
-            "algorithm.advantage 'gae' takes from its critic: the critic would learn other returns than are optimised",
-            where="algorithm.credit",
-            fix="leave credit out, or take an advantage without a critic, as in algorithm.advantage: rloo",
-        )
-    if isinstance(recipe.allocation, Difficulty) and recipe.allocation.single == "greedy":
-        raise ConfigError(
-            "allocation.single 'greedy' draws a baseline that algorithm.advantage 'gae' does not read",
-            where="allocation.single",
-            fix="set it to posterior, which costs nothing",
-        )

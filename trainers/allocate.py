@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from jurat.platform import recipe as parts
 from jurat.platform.errors import ConfigError
@@ -14,7 +15,9 @@ from jurat.trainers.allocation.mixed import DapoAllocator, UntilMixedAllocator
 from jurat.trainers.allocation.neyman import NeymanAllocator
 from jurat.trainers.allocation.posterior import Correctness, Past
 from jurat.trainers.allocation.rule import Rule
-from jurat.trainers.samples import Algorithm
+
+if TYPE_CHECKING:
+    from jurat.trainers.samples import Algorithm
 
 
 @dataclass(slots=True)

@@ -180,3 +180,18 @@ def _refuse(recipe: parts.Recipe) -> None:
             where="algorithm.normalise",
             fix="leave it out",
         )
+    if over != "none" and part.advantage in ("grpo", "best_of_n") and not _felt(recipe, part):
+        raise ConfigError(
+            f"algorithm.normalise.over {over!r} does nothing with algorithm.advantage {part.advantage!r} alone: one affine map "
+            "within a group cancels",
+            where="algorithm.normalise",
+            fix="leave it out, or set algorithm.advantage: rloo, or another that does not divide by the spread",
+        )
+
+
+def _felt(recipe: parts.Recipe, part: parts.PolicyGradient) -> bool:
+    """Whether something beside the judged reward goes into the advantages of a group: then their scale matters."""
+    shaping = part.shaping or parts.Shaping()
+    alone = isinstance(recipe.allocation, parts.Difficulty)  # single samples, compared with what the past expects
+    in_reward = part.kl.place == "reward" and part.kl.coef > 0
+    return bool(shaping.per_token or shaping.overlong or shaping.clip) or in_reward or alone

@@ -31,10 +31,11 @@ from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.store import Store
 from jurat.platform.types import CheckpointRef, Evaluation, Problem, Visit
 from jurat.trainers import evaluate as evaluation
-from jurat.trainers.algorithms import build_algorithm, refuse_idle
+from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.balance import Balance, WatchedJudge, WatchedSampler, knobs_of
 from jurat.trainers.buffer import Buffer
+from jurat.trainers.contradictions import refuse_idle
 from jurat.trainers.controllers import build_controllers
 from jurat.trainers.data import Kept, keep, load_sets, longest_prompt, sampling_of, short_enough
 from jurat.trainers.limits import Limits

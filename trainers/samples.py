@@ -76,8 +76,6 @@ Estimate = Callable[[Sequence[Optimised]], list[list[Rewards]]]
 @dataclass(frozen=True, slots=True)
 class Estimator:
     estimate: Estimate
-    compares: bool = True
-    """Whether a sample alone, without a baseline, tells nothing."""
 
 
 def over_groups(rule: Callable[[Optimised], Rewards]) -> Estimate:
@@ -133,8 +131,8 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
     {
         **{name: _simple(rule) for name, rule in ADVANTAGES.items()},
         "opo": Estimator(over_groups(lambda group: opo(group.totals, group.lengths, group.baseline))),
-        "remax": Estimator(over_groups(_remax), compares=False),
-        "reinforce_pp": Estimator(_reinforce_pp, compares=False),
+        "remax": Estimator(over_groups(_remax)),
+        "reinforce_pp": Estimator(_reinforce_pp),
         "reinforce_pp_baseline": Estimator(_reinforce_pp_baseline),
     }
 )

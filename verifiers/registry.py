@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -170,9 +171,12 @@ def _check(name: str, target: Target, where: str, *, version: str, deadline: flo
         (blame, ("verifier", "policy"), "blame"),
     ):
         if value not in allowed:
+            # a member of the reward has role process, its verifier kind steps
+            near = ["steps"] if value == "process" else get_close_matches(str(value), allowed, 1, 0.5)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
-                f"{noun} is one of {', '.join(allowed)}, got {value!r}.{nearest(str(value), allowed)}", where=where,
-                fix=f"write {noun}={allowed[0]!r}, or leave it out",
+                f"{noun} is one of {', '.join(allowed)}, got {value!r}{hint}", where=where,
+                fix=f"write {noun}={near[0]!r}" if near else f"write one of them, or leave {noun} out",
             )  # fmt: skip
     if not callable(target):
         raise ConfigError(

@@ -457,3 +457,27 @@ def test_estimate_needs_a_config_and_nothing_else(jurat: Any, tmp_path: Path) ->
     assert refused.json["error"]["fix"] == "set lora: {rank: 16}"
     unknown = jurat("estimate", "quickstart", "--set", f"model={tmp_path / 'nowhere'}")
     assert unknown.code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("train quic", ["quickstart"]),
+        ("train mine", ["mine.yaml"]),
+        ("runs show ", ["latest", "r-1"]),
+        ("train --resume r", ["r-1"]),
+        ("models fetch smo", ["smollm2"]),
+        ("eval my", ["my-model"]),
+        ("verify ma", ["math"]),
+    ],
+)
+def test_a_shell_is_offered_names(words: str, offered: list[str], tmp_path: Path) -> None:
+    (tmp_path / "home" / "runs" / "r-1").mkdir(parents=True)
+    (tmp_path / "home" / "models" / "my-model").mkdir(parents=True)
+    (tmp_path / "mine.yaml").touch()
+    line = f"jurat --home {tmp_path / 'home'} {words}"
+    env = {
+        **os.environ, "_JURAT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")),
+    }  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "jurat"], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == offered, done.stderr

@@ -91,7 +91,8 @@ def test_dry_run_says_what_the_algorithm_stands_for(jurat: Any, small: Path) -> 
     told = jurat(*dapo).out
     assert (
         "filled  algorithm: {name: dapo, advantage: grpo, loss: clipped, clip_low: 0.2, clip_high: 0.28, "
-        "aggregation: token-mean, shaping: {scale: 2.0, offset: -1.0, overlong: {cache: 1}}}\n"
+        "aggregation: token-mean, entropy_coef: 0.0, shaping: {scale: 2.0, offset: -1.0, overlong: {cache: 1}}}\n"
+        "        allocation: {name: dapo, samples_per_prompt: 4, oversample: 1.5, max_refills: 4}\n"
     ) in told
     assert "        updates_per_step: 4\n" in told and "filled  algorithm: {name: sft}\n" in told
 
@@ -108,6 +109,7 @@ def test_dry_run_counts_pairs_as_pairs_and_claims_no_gold_where_there_is_none(
     )
     told = jurat("train", recipe, "--dry-run").out
     assert "data    train 1 pairs" in told and "step    4 pairs" in told
+    assert "filled  algorithm: {name: dpo, kind: sigmoid, beta: 0.1}\n" in told
     assert "The data has no gold answers to verify." in told and "Every gold" not in told
 
 

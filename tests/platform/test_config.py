@@ -10,9 +10,12 @@ import pytest
 
 from jurat.platform.config import override, parse_yaml, validate
 from jurat.platform.errors import SET_UP, ConfigError, install
-from jurat.platform.recipe import DPO, KTO, OFFLINE, SFT, Dapo, Neyman, PolicyGradient, Recipe, Stage
+from jurat.platform.recipe import DPO, KTO, OFFLINE, SFT, Credit, Dapo, Neyman, PolicyGradient, Recipe
 
 TOP = "model: m\ndata:\n  train: {source: generated}\n"
+
+
+SAMPLING = "grpo, dr_grpo, dapo, remax, rloo, reinforce_pp, ppo, gspo, cispo, raft, opo, maxrl"
 
 
 def read(more: str = "", given: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
@@ -123,10 +126,51 @@ def refused(more: str = "", given: Sequence[str] | Mapping[str, Any] = ()) -> Co
                 ("kto", "desirabel", "desirable"),
             ]
         ),
+        # a key of another choice is never suggested to itself; those that read it are named
+        *(
+            (text, f"{key} is not read by {name} (line 4)", f"leave it out: {key.rpartition('.')[2]} is read by {by}")
+            for text, key, name, by in [
+                ("algorithm: {name: sft, clip_low: 0.1}", "algorithm.clip_low", "sft", SAMPLING),
+                (
+                    "algorithm: {name: grpo, beta: 0.1}",
+                    "algorithm.beta",
+                    "grpo",
+                    "dpo, kto, or write algorithm.kl.coef",
+                ),
+                ("algorithm: {name: sft, beta: 0.1}", "algorithm.beta", "sft", "dpo, kto"),
+                ("allocation: {name: uniform, min_samples: 2}", "allocation.min_samples", "uniform", "neyman"),
+            ]
+        ),
         (
-            "algorithm: {name: sft, loss: plain}",
-            "unknown key 'algorithm.loss' of sft (line 4)",
+            "stages: [{name: a, steps: 1, algorithm: {name: sft, clip_low: 0.1}}]",
+            "stages.0.algorithm.clip_low is not read by sft (stage a, line 4)",
+            f"leave it out: clip_low is read by {SAMPLING}",
+        ),
+        (
+            "algorithm: {name: sft, clip_lo: 1}",
+            "unknown key 'algorithm.clip_lo' of sft (line 4)",
             "keys of sft there: name, max_solution_tokens",
+        ),
+        # names of other tools
+        (
+            "algorithm: {name: ipo}",
+            f"algorithm.name: 'ipo' is none of {SAMPLING}, sft, dpo, kto (line 4). It is {{name: dpo, kind: ipo}}",
+            "write algorithm: {name: dpo, kind: ipo}",
+        ),
+        (
+            "algorithm: orpo",
+            f"algorithm: 'orpo' is none of {SAMPLING}, sft, dpo, kto (line 4)",
+            f"write algorithm: one of {SAMPLING}, sft, dpo, kto",
+        ),
+        (
+            "algorithm: {num_generations: 4}",
+            "unknown key 'algorithm.num_generations' (line 4). Did you mean 'allocation.samples_per_prompt'?",
+            "write it as allocation.samples_per_prompt, counted from the top of the recipe",
+        ),
+        (
+            "allocation: {name: until_mixed, samples_per_prompt: 8, max_samples: 4}",
+            "allocation: needs samples_per_prompt <= max_samples, got 8, 4 (line 4)",
+            "change allocation so that this holds",
         ),
         (
             "temprature: 1",
@@ -147,9 +191,9 @@ def refused(more: str = "", given: Sequence[str] | Mapping[str, Any] = ()) -> Co
         ),
         (
             "stages: [{name: rl, steps: 1, learning_rate: 1, temperature: 2}]",
-            "unknown key 'stages.0.learning_rate' (stage rl, line 4)\n  "
+            "unknown key 'stages.0.learning_rate' (stage rl, line 4). Did you mean 'stages.0.optim.lr'?\n  "
             "unknown key 'stages.0.temperature' (stage rl, line 4). Did you mean 'stages.0.sampling.temperature'?",
-            f"keys there: {', '.join(Stage.model_fields)}; "
+            "write it as stages.0.optim.lr, counted from the top of the recipe; "
             "write it as stages.0.sampling.temperature, counted from the top of the recipe",
         ),
         (
@@ -235,6 +279,9 @@ def test_a_bare_name_is_an_algorithm_or_an_allocation() -> None:
     assert recipe.allocation == Neyman(name="neyman")
     assert recipe.stages[0].algorithm is not None and recipe.stages[0].algorithm.name == "sft"
     assert recipe.stages[0].allocation == Dapo(name="dapo")
+    assert read("algorithm: {credit: sum}", ["algorithm.credit.weight=2"]).algorithm == PolicyGradient(
+        credit=Credit(name="sum", weight=2.0)
+    )
     assert read("algorithm: dapo", ["algorithm.loss=gspo"]).algorithm == PolicyGradient(name="dapo", loss="gspo")
     assert read("algorithm: {loss: plain}").algorithm == PolicyGradient(loss="plain")
     assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
@@ -245,5 +292,7 @@ def test_the_schema_takes_a_bare_name_too() -> None:
     assert {"type": "string", "enum": ["uniform", "neyman", "difficulty", "dapo", "until_mixed"]} in properties[
         "allocation"
     ]["oneOf"]
+    credit = Recipe.model_json_schema()["$defs"]["PolicyGradient"]["properties"]["credit"]["anyOf"]
+    assert {"type": "string", "enum": ["outcome", "sum", "min", "shaped", "function"]} in credit
     stage = Recipe.model_json_schema()["$defs"]["Stage"]["properties"]["algorithm"]["anyOf"][0]
     assert any(each.get("type") == "string" and "dapo" in each["enum"] for each in stage["oneOf"])

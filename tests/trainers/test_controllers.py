@@ -94,7 +94,11 @@ def test_nothing_asked_for_changes_nothing():
 
 def test_each_key_reaches_its_controller():
     made = controllers(
-        {"kl": {"coef": 0.1, "target": 3.0, "horizon": 50}, "normalise": {"over": "window", "window": 9}},
+        {
+            "kl": {"coef": 0.1, "target": 3.0, "horizon": 50},
+            "advantage": "rloo",
+            "normalise": {"over": "window", "window": 9},
+        },
         optim={
             "clip_norm": 0.5,
             "kl_clip": {"target": 0.01, "low": 0.2, "high": 2.0},
@@ -160,7 +164,7 @@ def test_rewards_are_normalised_and_those_judged_stay():
 
 @pytest.mark.parametrize("over", ["batch", "window", "running", "group"])
 def test_a_greedy_sample_and_an_expected_reward_are_on_the_scale_of_the_samples(over):
-    made = controllers({"normalise": {"over": over}})
+    made = controllers({"advantage": "rloo", "normalise": {"over": over}})
     (one, other) = made.normalised((group(0.0, 1.0, greedy=1.0), group(1.0, 0.0, expected=1.0)))
     assert one.baseline.judgement.reward.value == one.scored[1].judgement.reward.value
     assert other.allocation.evidence["baseline"] == other.scored[0].judgement.reward.value
@@ -178,7 +182,7 @@ def test_remax_with_one_sample_has_a_finite_advantage_of_the_right_sign(over):
 
 @pytest.mark.parametrize("over", ["none", "group", "batch", "window", "running"])
 def test_an_empty_batch_and_one_of_excluded_samples_are_no_measure(over):
-    made = controllers({"normalise": {"over": over}})
+    made = controllers({"advantage": "rloo", "normalise": {"over": over}})
     fresh = made.state()
     assert made.normalised(()) == ()
     assert rewards_of(made.normalised((group(None, None), group(None)))) == [[None, None], [None]]
@@ -188,9 +192,9 @@ def test_an_empty_batch_and_one_of_excluded_samples_are_no_measure(over):
 
 
 def test_another_reward_has_moments_of_its_own():
-    made = controllers({"normalise": {"over": "running"}})
+    made = controllers({"advantage": "rloo", "normalise": {"over": "running"}})
     made.normalised((group(100.0, 300.0),))
-    other = build_controllers(recipe({"normalise": {"over": "running"}}), reward="sha256:other")
+    other = build_controllers(recipe({"advantage": "rloo", "normalise": {"over": "running"}}), reward="sha256:other")
     other.restore(made.state(), [].append)
     assert rewards_of(other.normalised((group(0.0, 1.0),)))[0] == pytest.approx(
         [-math.sqrt(0.5), math.sqrt(0.5)], rel=1e-5
@@ -301,7 +305,7 @@ def test_they_go_on_from_their_state(over, before, after):
 
     def made():
         return controllers(
-            {"kl": {"coef": 0.1, "target": 1.0, "horizon": 10}, "normalise": {"over": over}},
+            {"kl": {"coef": 0.1, "target": 1.0, "horizon": 10}, "advantage": "rloo", "normalise": {"over": over}},
             optim={"kl_clip": {"target": 0.01}},
             updates_per_step=2,
         )
@@ -324,7 +328,7 @@ def test_they_go_on_from_their_state(over, before, after):
 
 
 def test_a_checkpoint_from_before_they_were_there():
-    made, notes = controllers({"normalise": {"over": "running"}}, optim={"resume_guard": {}}), []
+    made, notes = controllers({"advantage": "rloo", "normalise": {"over": "running"}}, optim={"resume_guard": {}}), []
     fresh = made.state()
     made.restore(None, notes.append)
     made.restore({}, notes.append)

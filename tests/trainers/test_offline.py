@@ -15,7 +15,8 @@ from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.recipe import Engine, Optim, SamplingPart
 from jurat.platform.types import COLUMNS, Message, Problem, VerifierSpec, Visit
 from jurat.trainers.aggregation import seq_mean_token_mean
-from jurat.trainers.algorithms import build_algorithm, refuse_idle
+from jurat.trainers.algorithms import build_algorithm
+from jurat.trainers.contradictions import refuse_idle
 from jurat.trainers.data import short_enough
 from jurat.trainers.evaluate import loss_of
 from jurat.trainers.losses.preference import DPO, KTO
@@ -322,7 +323,7 @@ def test_an_allocation_of_a_stage_that_samples_nothing_is_refused(name):
     offline, sampled = {"name": "one", "steps": 1, "algorithm": {"name": name}}, {"name": "two", "steps": 1}
     with pytest.raises(ConfigError) as caught:
         refuse_idle(recipe("grpo", stages=[{**offline, **RL}, sampled]))
-    assert (caught.value.where, caught.value.fix) == ("stages.one.allocation", "leave it out")
+    assert (caught.value.where, caught.value.fix) == ("stages.0.allocation", "leave it out")
     refuse_idle(recipe(name, **RL | {"allocation": {}}))  # as the error of a recipe without stages says
     shared = recipe("grpo", **RL, stages=[offline, sampled])
     refuse_idle(shared)

@@ -24,7 +24,8 @@ from jurat.platform.types import (
 )
 from jurat.trainers.advantages import grpo, reinforce_pp, rloo
 from jurat.trainers.aggregation import prompt_mean, seq_mean_token_mean, token_mean
-from jurat.trainers.algorithms import READ, build_algorithm
+from jurat.trainers.algorithms import build_algorithm
+from jurat.trainers.contradictions import READ
 from jurat.trainers.losses.cispo import CISPO
 from jurat.trainers.losses.clipped import Clipped
 from jurat.trainers.losses.gspo import GSPO
@@ -221,7 +222,7 @@ def test_credit_of_steps():
         (named("grpo", shaping={"overlong": {"cache": 30}}), r"overlong.cache 30 exceeds sampling.max_new_tokens 20"),
         (
             named("grpo", corrections=[{"name": "icepop", "low": 3.0}]),
-            r"corrections\[0\].low 3.0 is not below its high 2.0",
+            r"corrections\.0.low 3.0 is not below its high 2.0",
         ),
         (
             named("grpo", corrections=[{"name": "tis"}, {"name": "reject"}, {"name": "decoupled"}]),
@@ -246,13 +247,13 @@ def test_credit_of_steps():
         (named("raft", clip_low=0.3), r"algorithm.clip_low .* algorithm.loss 'plain'"),
         (
             named("grpo", corrections=[{"name": "tis", "low": 0.1}]),
-            r"corrections\[0\].low .*corrections\[0\].name 'tis'",
+            r"corrections\.0.low .*corrections\.0.name 'tis'",
         ),
-        (named("grpo", corrections=[{"name": "decoupled", "high": 3.0}]), r"corrections\[0\].high .*name 'decoupled'"),
-        (named("grpo", corrections=[{"name": "icepop", "limit": 3.0}]), r"corrections\[0\].limit .*name 'icepop'"),
+        (named("grpo", corrections=[{"name": "decoupled", "high": 3.0}]), r"corrections\.0.high .*name 'decoupled'"),
+        (named("grpo", corrections=[{"name": "icepop", "limit": 3.0}]), r"corrections\.0.limit .*name 'icepop'"),
         (
             named("grpo", corrections=[{"name": "tis"}, {"name": "off_policy_mask", "level": "sequence"}]),
-            r"corrections\[1\].level .*corrections\[1\].name 'off_policy_mask'",
+            r"corrections\.1.level .*corrections\.1.name 'off_policy_mask'",
         ),
         (named("grpo", shaping={"free_tokens": 9}), r"shaping.free_tokens .* algorithm.shaping.per_token, which is 0"),
         (named("grpo", shaping={"scale": 0.0}), r"algorithm.shaping.scale 0 .* algorithm.shaping.offset"),

@@ -47,6 +47,8 @@ def test_the_decorator_returns_the_function_itself_and_records_it(names):
         ({"name": "a", "deadline": 0}, "deadline is a positive number"),
         ({"name": "a", "deadline": float("nan")}, "deadline is a positive number"),
         ({"name": "a", "kind": "outcom"}, "Did you mean 'outcome'"),
+        ({"name": "a", "kind": "process"}, "(?s)Did you mean 'steps'.*fix: write kind='steps'"),
+        ({"name": "a", "kind": "xyz"}, "(?s)got 'xyz'\n.*fix: write one of them, or leave kind out"),
         ({"name": "a", "blame": "nobody"}, "blame is one of"),
         ({"name": "a", "version": 2}, "version is a non-empty string"),
     ],
