@@ -288,6 +288,10 @@ class Scored:
     """``time.perf_counter()`` of this process when its verdicts came."""
 
 
+GIVEN = "given"
+"""Reason of an allocation whose completions are in the data: no policy wrote them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Allocation:
     """How many samples a visit gets and why. Example: ``Allocation(samples=8, reason="uniform")``."""
