@@ -252,7 +252,10 @@ def _of_recipe(name: str) -> list[Named]:
                 label = f"{stage}.{split}" if stage else split
                 one = Named(label=label, source=source, prompt=part.prompt, base=base, split=split, recipe=name,
                             verifiers=recipe.verifiers, holds=holds(part.algorithm, split))  # fmt: skip
-                found.setdefault(canonical_json([split, source, part.prompt, one.holds]), one)
+                answered = one.holds in ("answers", "solutions")  # one set, of which a stage that samples asks more
+                key = canonical_json([split, source, part.prompt, "answers" if answered else one.holds])
+                if found.setdefault(key, one).holds == "solutions":
+                    found[key] = dataclasses.replace(found[key], holds=one.holds)
     return list(found.values())
 
 
@@ -364,14 +367,17 @@ def _held(problem: Any, holds: Holds) -> str:
         return f"{short('chosen')}  rather than  {short('rejected')}"
     if holds == "labels":
         return f"{short('completion')}  {'(good)' if problem.columns['label'] else '(bad)'}"
-    return terminal.clean(problem.reference, 60)
+    return terminal.clean(problem.reference or problem.columns["solution"], 60)
 
 
 def _print_set(one: Named, found: ProblemSet, part: dict[str, Any], rows: int) -> None:
     import yaml
 
     m = found.manifest
-    what = {"answers": "problems", "pairs": "pairs (for DPO)", "labels": "labelled completions (for KTO)"}[one.holds]
+    what = {
+        "answers": "problems", "solutions": "demonstrations (for SFT)", "pairs": "pairs (for DPO)",
+        "labels": "labelled completions (for KTO)",
+    }[one.holds]  # fmt: skip
     lines = [
         f"{one.label}: {m.rows} {what}, {m.skipped} bad rows, licence: {m.licence or 'not stated'}",
         f"  digest  {m.digest}",

@@ -154,13 +154,14 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
         checkpoints, segments = store.checkpoints(found), store.segments(found)
         events, holder, state = store.events(found), store.holder(found), _state(store, found)
     memory = recorded(Path(checkpoints[-1].ref.path)) if checkpoints else ()
-    versions = _versions(found, stats)
+    versions, algorithms = _versions(found, stats), _algorithms(found)
     if as_json:
         from jurat.platform.runs.repository import evaluation_to_json
 
         terminal.print_json(
             {
                 "run": found.id, "recipe": found.name, "state": state, "detail": found.detail,
+                "algorithms": algorithms, "filled": _harmless(found),
                 "recipe_digest": found.recipe_digest, "reward_digest": found.reward_digest, "folder": str(found.folder),
                 "created": found.created, "started": found.started, "ended": found.ended,
                 "holder": None if holder is None else {"pid": holder.pid, "host": holder.host},
@@ -170,7 +171,7 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
                 "evaluations": [evaluation_to_json(e) for e in evaluations],
                 "checkpoints": [
                     {"stage": c.stage, "step": c.ref.step, "digest": c.ref.digest, "parent": c.ref.parent or None,
-                     "path": c.ref.path}
+                     "path": c.ref.path, "there": Path(c.ref.path).is_dir()}
                     for c in checkpoints
                 ],
                 "memory": [{"step": p.step + 1, "phase": p.phase, "bytes": dict(p.bytes)} for p in memory],
@@ -183,7 +184,11 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
         return
     by = f"  (process {holder.pid} on {holder.host})" if holder else ""
     facts = [
-        ("recipe", f"{found.name}  {found.recipe_digest}"),
+        ("recipe", f"{found.name}  {found.recipe_digest}  (--json: filled)"),
+        *(
+            (f"stage {a['stage']}" if a["stage"] else "algorithm", f"{a['steps']} steps: {_flow(a['algorithm'])}")
+            for a in algorithms
+        ),
         ("state", f"{state}{by}{'  ' + found.detail if found.detail else ''}"),
         ("created", f"{_time(found.created)} UTC" + (f", ended {_time(found.ended)}" if found.ended else "")),
         ("reward", found.reward_digest),
@@ -207,8 +212,12 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
         _head("checkpoints")
         terminal.print_table(
             ["stage", "step", "digest", "began from", "path"],
-            [(c.stage, c.ref.step, c.ref.digest[:23], c.ref.parent[:23] or "-", c.ref.path) for c in checkpoints],
-        )
+            [
+                (c.stage, c.ref.step, c.ref.digest[:23], c.ref.parent[:23] or "-",
+                 c.ref.path + ("" if Path(c.ref.path).is_dir() else " (deleted)"))
+                for c in checkpoints
+            ],
+        )  # fmt: skip
     if memory:
         _head(f"memory: most by phase, of the last {len(memory)} entries of the newest checkpoint")
         terminal.print_table(
@@ -235,6 +244,33 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
     typer.echo(f"\njurat rollouts {found.id} --worst 10   shows what it wrote and how that was judged")
     if state in ("interrupted", "failed", "killed") and checkpoints:
         typer.echo(f"jurat train --resume {found.id}   goes on from its newest checkpoint")
+
+
+def _harmless(run: RunInfo) -> dict[str, Any]:
+    """The recipe as it was filled, without the password of its database."""
+    import sqlalchemy as sa
+
+    tracking = dict(run.recipe.get("tracking") or {})
+    if tracking.get("database"):
+        tracking["database"] = sa.make_url(tracking["database"]).render_as_string(hide_password=True)
+    return {**run.recipe, "tracking": tracking}
+
+
+def _flow(value: Mapping[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(dict(value), default_flow_style=True, sort_keys=False, width=10_000).strip()
+
+
+def _algorithms(run: RunInfo) -> list[dict[str, Any]]:
+    """Of each stage, as the recipe was filled: what it says, but for what is off or empty."""
+    whole: Mapping[str, Any] = run.recipe
+    made = []
+    for stage in whole.get("stages") or ({},):
+        part = stage.get("algorithm") or whole["algorithm"]
+        said = {key: value for key, value in part.items() if value not in (None, [], {})}
+        made.append({"stage": stage.get("name", ""), "steps": stage.get("steps") or whole["steps"], "algorithm": said})
+    return made
 
 
 def _versions(run: RunInfo, stats: list[VerdictStat]) -> list[dict[str, Any]]:
@@ -568,9 +604,12 @@ def rollouts(
 
 
 def _print(place: int, record: Record, limit: int | None) -> None:
+    from jurat.platform.types import GIVEN
+
     rollout, judgement = record.scored.rollout, record.scored.judgement
     reward = judgement.reward.value
-    notes = ["greedy baseline" if record.baseline else f"sample {rollout.index}"]
+    given = record.allocation.reason == GIVEN
+    notes = ["given" if given else "greedy baseline" if record.baseline else f"sample {rollout.index}"]
     notes += [f"{rollout.num_completion_tokens} tokens"]
     notes += ["cut at the limit"] if rollout.finish == "length" else []
     notes += [f"discarded: {record.discarded}"] if record.discarded else []

@@ -17,6 +17,7 @@ from jurat.platform.errors import ConfigError, JuratError, install
 
 if TYPE_CHECKING:
     from jurat.engine.memory import Demand, Limits, Process
+    from jurat.platform.recipe import Recipe
     from jurat.trainers.launch import Outcome
 
 PREPARED = "JURAT_ENVIRONMENT_SET"
@@ -110,6 +111,8 @@ def train(
         )  # fmt: skip
     needs_engine()
     parsed, base = (None, Path.cwd()) if recipe is None else recipes.load(recipe, assignments or ())
+    if parsed is not None:
+        _at_the_door(parsed, base, None if dry_run else run_id)
     if dry_run:
         assert parsed is not None
         from jurat.trainers.launch import dry_run as rehearse
@@ -153,6 +156,22 @@ def train(
         raise typer.Exit(130)
 
 
+def _at_the_door(recipe: Recipe, base: Path, run_id: str | None) -> None:
+    """Refuse a model that is nowhere and a name that is taken before the engine is imported. Raises JuratError."""
+    from jurat.engine.models import TINY, local_folder
+
+    if recipe.model != TINY:  # which is made when it is needed
+        local_folder(recipe.model, terminal.home(), base)
+    if run_id is not None:
+        from jurat.platform.runs.store import Store
+
+        store = Store.open(recipe.tracking.database, terminal.home())
+        try:
+            store.refuse_taken(run_id)
+        finally:
+            store.close()
+
+
 def estimate(
     recipe: Annotated[
         str,
@@ -181,8 +200,9 @@ def estimate(
     from jurat.platform.memory import machine_bytes
     from jurat.trainers.presets import filled
 
-    parsed = filled(recipes.load(recipe, assignments or ())[0])
-    model = formulas.read_model(config_folder(parsed.model, terminal.home()))
+    loaded, base = recipes.load(recipe, assignments or ())
+    parsed = filled(loaded)
+    model = formulas.read_model(config_folder(parsed.model, terminal.home(), base))
     limits = formulas.Limits(
         host=int(memory * formulas.GIB) if memory else machine_bytes(),
         gpu=int(gpu_memory * formulas.GIB) if gpu_memory else gpu_bytes(parsed.engine.device),
@@ -292,7 +312,10 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         what = {"pairs": "pairs", "labels": "labelled completions"}.get(stage["holds"], "problems")
         typer.echo(f"data    {sets} {what}" + (f"; {skipped} rows skipped" if skipped else ""))
         most, new = stage["samples_per_step_at_most"], f"{stage['max_new_tokens_per_step']:,} new tokens"
-        fixed = f"{most} samples, at most {new}" if stage["samples_per_step"] else f"at most {most} samples, {new}"
+        about = f"about {budget} samples, " if (budget := stage["samples_per_step_budget"]) else ""
+        fixed = (
+            f"{most} samples, at most {new}" if stage["samples_per_step"] else f"{about}at most {most} samples, {new}"
+        )
         given = f"{most} pairs" if stage["holds"] == "pairs" else f"{most} given completions"
         typer.echo(f"step    {fixed if stage['max_new_tokens_per_step'] else given}")
         if stage["memory_bytes"]:

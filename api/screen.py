@@ -68,6 +68,10 @@ class History:
     run: str | None = None
     stage: str = ""
     algorithm: str = ""
+    compares: bool = True
+    """Whether an advantage is that of a sample over the others of its group, so that a group of equals teaches nothing."""
+    mixed: bool = False
+    """Whether only groups of which some are right and some wrong are learnt from."""
     temperature: float = 1.0
     max_new_tokens: int = 0
     first_step: int = 0
@@ -82,13 +86,16 @@ class History:
 
     def start(self, *, run_id: str, stage: str, recipe: Recipe, first_step: int, last_step: int) -> None:
         self.run, self.stage, self.algorithm = run_id, stage, recipe.algorithm.name
+        self.compares = getattr(recipe.algorithm, "advantage", None) not in ("gae", "reinforce_pp")
+        self.mixed = recipe.allocation.name == "dapo"
         self.temperature, self.max_new_tokens = recipe.sampling.temperature, recipe.sampling.max_new_tokens
         self.first_step, self.last_step, self.report = first_step, last_step, None
         self.rewards, self.losses, self.seconds = [], [], []
 
     def step(self, report: StepReport) -> None:
         self.report = report
-        self.rewards.append(report.metrics.get("reward/mean", 0.0))
+        if not self.empty:
+            self.rewards.append(report.metrics.get("reward/mean", 0.0))
         self.losses.append(report.metrics.get("policy/loss", 0.0))
         self.seconds.append(sum(phases(report).values()))
 
@@ -96,6 +103,11 @@ class History:
     def teaches(self) -> bool:
         """True while it learns from given answers: there is no reward to show."""
         return self.algorithm in OFFLINE
+
+    @property
+    def empty(self) -> bool:
+        """Whether the newest step kept no group: then it has no reward, and nothing was learnt."""
+        return self.report is not None and self.report.metrics.get("group/count") == 0
 
     @property
     def done(self) -> int:
@@ -194,6 +206,11 @@ def policy_words(history: History, report: StepReport, *, leave_out: Sequence[st
 # ---- lines -------------------------------------------------------------------------------------------------------
 
 
+def nothing(history: History) -> str:
+    """What a step without groups came to."""
+    return f"no group was {'mixed' if history.mixed else 'kept'}: nothing learnt"
+
+
 def step_line(history: History) -> str:
     """The newest step in one line: ``grpo 23/60  reward 0.612 ± 0.488  math 0.60  length 7.4  ...``."""
     report = history.report
@@ -202,6 +219,8 @@ def step_line(history: History) -> str:
     parts = [f"{clean(history.stage or history.algorithm, 20)} {history.done}/{history.last_step}"]
     if history.teaches:
         parts += [f"loss {m.get('policy/loss', 0.0):.3f}"]
+    elif history.empty:
+        parts += [nothing(history), f"{m.get('group/discarded', 0.0):.0f} discarded"]
     else:
         parts += [f"reward {m.get('reward/mean', 0.0):.3f} ± {m.get('reward/std', 0.0):.3f}"]
         names = members(m)
@@ -214,7 +233,8 @@ def step_line(history: History) -> str:
         parts += [
             f"length {m.get('tokens/mean_length', 0.0):.1f}",
             f"cut {percent(m.get('tokens/truncated', 0.0))}",
-            f"no signal {percent(m.get('group/zero_variance', 0.0))}",
+            *([f"no signal {percent(m.get('group/zero_variance', 0.0))}"] if history.compares else []),
+            *([f"discarded {gone:.0f}"] if (gone := m.get("group/discarded", 0.0)) else []),
         ]
     parts += policy_words(history, report, leave_out=("policy/lr", "policy/clip_fraction"))
     parts.append(f"{duration(history.seconds[-1])}/step")
@@ -387,16 +407,17 @@ def _rows(history: History, report: StepReport, width: int) -> list[Text]:
     if history.teaches:
         rows.append(_row("loss", f"{m.get('policy/loss', 0.0):.3f}", _spark(history.losses, room)))
     else:
-        told = f"{m.get('reward/mean', 0.0):.3f} ± {m.get('reward/std', 0.0):.3f}"
-        best = f"best {max(history.rewards):.3f}"
+        told = (
+            nothing(history) if history.empty else f"{m.get('reward/mean', 0.0):.3f} ± {m.get('reward/std', 0.0):.3f}"
+        )
+        best = f"best {max(history.rewards):.3f}" if history.rewards else ""
         rows.append(_row("reward", told, _spark(history.rewards, room), best, style="bold green"))
         for name in members(m):
             unsure = m.get(f"verifier/{name}/undecided", 0.0)
             mean = f"{m[f'verifier/{name}/mean']:.3f}"
             rows.append(_row(clean(name, 11), mean, _alarm(f"undecided {percent(unsure)}", unsure > 0)))
-        still = _alarm(
-            f"without signal {percent(m.get('group/zero_variance', 0.0))}", m.get("group/zero_variance", 0.0) > 0.8
-        )
+        equal = m.get("group/zero_variance", 0.0)
+        still = _alarm(f"without signal {percent(equal)}" if history.compares else "", equal > 0.8)
         gone = int(m.get("group/discarded", 0))
         rows.append(_row("groups", f"{m.get('group/count', 0):.0f}", still, f"discarded {gone}" if gone else ""))
         cut = m.get("tokens/truncated", 0.0)

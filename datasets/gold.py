@@ -25,12 +25,16 @@ MAX_PLAIN_WORDS = 2
 """A plain answer in `auto` may hold this many words outside ``\\text{}``: ``June 20``, ``Evelyn``; more is prose."""
 
 
+class Prose(ValueError):
+    """Said of a text that no rule of ``auto`` reads: it may demonstrate, but has no gold."""
+
+
 def read_gold(text: str, rule: Rule) -> tuple[str, Rule]:
-    """(gold, rule that read it). Raises ValueError saying why there is none."""
+    """(gold, rule that read it). Raises ValueError saying why there is none: Prose, where ``auto`` finds no rule for it."""
     if rule == "auto":
         rule = "hashes" if "####" in text else "boxed" if _BOX.search(text) else "plain"
         if rule == "plain" and is_prose(text):
-            raise ValueError("the answer is prose without #### or \\boxed{}: no rule says which part is the gold")
+            raise Prose("the answer is prose without #### or \\boxed{}: no rule says which part is the gold")
     gold = (_after_hashes(text) if rule == "hashes" else _in_last_box(text) if rule == "boxed" else text).strip()
     if not gold:
         raise ValueError("the gold answer is empty")

@@ -4,8 +4,9 @@ A row becomes a problem through the field map; what cannot become one is a ``Bad
 refuses the whole set or is skipped, as the recipe says. Selection, in this order: bad rows and duplicates out, then
 ``fraction`` by the content hash of the question, then ``size`` by the source's seed.
 
-What a row holds beside the question depends on who reads it: an answer; a chosen and a rejected completion (DPO); a
-completion and whether it is good (KTO). The last two are kept as ``columns`` of these names, whatever the fields are called.
+What a row holds beside the question depends on who reads it: an answer; a solution, with an answer or without (SFT); a chosen
+and a rejected completion (DPO); a completion and whether it is good (KTO). All but answers are
+kept as ``columns`` of these names, whatever the fields are called.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from jurat.datasets import generated, hub
-from jurat.datasets.gold import read_gold
+from jurat.datasets.gold import Prose, read_gold
 from jurat.datasets.manifest import FileStamp, Manifest, ids_digest
 from jurat.datasets.rows import SUFFIXES, BadRow, Row, find_files, read_rows, stamp
 from jurat.platform.canonical import digest
 from jurat.platform.errors import DataError, nearest
 from jurat.platform.randomness import generator
-from jurat.platform.recipe import DPO, KTO, Algorithm, Fields, Prompt, Source
+from jurat.platform.recipe import DPO, KTO, SFT, Algorithm, Fields, Prompt, Source
 from jurat.platform.types import Message, Problem, VerifierSpec
 
 SHOWN_BAD_ROWS = 5
@@ -39,14 +40,19 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:([\w.-]+|\*))?(@[\w.-]+)?")
 _CALCULATOR = re.compile(r"<<[^<>\n ]*=[^<>\n ]*>>")
 _ROLES = ("system", "user", "assistant")
 
-Holds = Literal["answers", "pairs", "labels"]
+Holds = Literal["answers", "solutions", "pairs", "labels"]
 """What the rows of a set hold beside the question."""
 GIVEN: Mapping[Holds, tuple[str, ...]] = MappingProxyType(
-    {"answers": (), "pairs": ("chosen", "rejected"), "labels": ("completion", "label")}
+    {"answers": (), "solutions": (), "pairs": ("chosen", "rejected"), "labels": ("completion", "label")}
 )
 """The fields that such rows need, and the columns that their problems have."""
 READ_BY: Mapping[Holds, str] = MappingProxyType(
-    {"answers": "algorithms that sample, and sft", "pairs": "algorithm.name: dpo", "labels": "algorithm.name: kto"}
+    {
+        "answers": "algorithms that sample, and sft",
+        "solutions": "algorithm.name: sft",
+        "pairs": "algorithm.name: dpo",
+        "labels": "algorithm.name: kto",
+    }
 )
 """Which algorithms such rows are for."""
 
@@ -61,10 +67,13 @@ class ProblemSet:
 
 
 def holds(algorithm: Algorithm, split: str) -> Holds:
-    """What a stage with this algorithm reads in a set: preferences in ``train`` and ``held_out``, else answers."""
+    """What a stage with this algorithm reads in a set: what it learns from in ``train`` and ``held_out``, else answers."""
     if split == "unseen":
         return "answers"
-    return "pairs" if isinstance(algorithm, DPO) else "labels" if isinstance(algorithm, KTO) else "answers"
+    return next((what for kind, what in _LEARN_FROM.items() if isinstance(algorithm, kind)), "answers")
+
+
+_LEARN_FROM: Mapping[type, Holds] = MappingProxyType({SFT: "solutions", DPO: "pairs", KTO: "labels"})
 
 
 def load_problems(
@@ -74,13 +83,13 @@ def load_problems(
 
     ``split`` is what the set is for (``train``, ``held_out``, ``unseen``): it is written into each problem and, unless
     the source names a split itself, chooses the part of the generated problems. A relative path is looked for under
-    ``base`` (the recipe's folder), then under the working folder. Pairs and labels need no answer; a problem without one
-    has the reference ``""``.
+    ``base`` (the recipe's folder), then under the working folder. Pairs and labels need no answer, solutions none but
+    themselves; a problem without one has the reference ``""``.
 
     Raises DataError: no such file, no problem left, a field in no row, or bad rows while ``bad_rows`` is ``refuse``.
     """
     if generated.names(source.source):
-        if holds != "answers":
+        if GIVEN[holds]:
             raise DataError(
                 f"generated problems have an answer, but no {' and no '.join(GIVEN[holds])}", where=f"data.{split}",
                 fix=f"they are for {READ_BY['answers']}; for {READ_BY[holds]} name a .jsonl or .parquet file with "
@@ -158,6 +167,7 @@ class _Taken:
 _AGAIN: Mapping[Holds, str] = MappingProxyType(
     {
         "answers": "same question as {} with another answer",
+        "solutions": "same question as {} with another answer",
         "pairs": "same pair as {} the other way round",
         "labels": "same completion as {} with another label",
     }
@@ -215,11 +225,16 @@ def _take(row: Row, source: Source, prompt: Prompt, split: str, holds: Holds, le
     if not question.strip():
         raise ValueError(f"field {fields.question!r} is empty")
     given = _given(row.value, fields, holds, turns or [{"role": "user", "content": question}])
+    shown = holds == "solutions" and _shows(row.value, fields)
     answer, reference, rule = "", "", ""
-    if holds == "answers" or _has(row.value, fields.answer):
+    if holds == "answers" or (holds == "solutions" and not shown) or _has(row.value, fields.answer):
         answer = _text(_column(row.value, fields.answer), fields.answer)
         exact = source.verifier == "math" or fields.gold != "auto" or "####" in answer
-        reference, rule = read_gold(answer, fields.gold if exact else "plain")
+        try:
+            reference, rule = read_gold(answer, fields.gold if exact else "plain")
+        except Prose:
+            if holds != "solutions":
+                raise
     read = {fields.question, fields.answer, *(getattr(fields, name) for name in GIVEN[holds])}
     columns = {}
     for name, value in row.value.items():
@@ -230,14 +245,19 @@ def _take(row: Row, source: Source, prompt: Prompt, split: str, holds: Holds, le
         except ValueError:
             left_out.add(name)
     columns.update(given)
-    if holds == "answers" and fields.solution is not None:
-        columns["solution"] = _text(_column(row.value, fields.solution), fields.solution)
+    if shown or (fields.solution is not None and not GIVEN[holds]):
+        columns["solution"] = _text(_column(row.value, _solution(fields)), _solution(fields))
+        if not (reference or columns["solution"].strip()):
+            raise ValueError(f"field {_solution(fields)!r} is empty")
+    elif not GIVEN[holds] and not reference:
+        columns["solution"] = answer  # prose, which demonstrates
     elif rule in ("hashes", "boxed") and not isinstance(columns.get("solution"), str):
         columns["solution"] = answer
     if fields.calculator == "drop" and isinstance(columns.get("solution"), str):
         columns["solution"] = _CALCULATOR.sub("", columns["solution"])
     messages = messages_of(turns or question, prompt)
-    problem = Problem(id=problem_id(messages, reference, given), messages=messages, reference=reference,
+    shape = given or ({} if reference else {"solution": columns["solution"]})
+    problem = Problem(id=problem_id(messages, reference, shape), messages=messages, reference=reference,
                       verifier=VerifierSpec(name=source.verifier, args=dict(source.verifier_args)),
                       source=row.where, split=split, columns=columns)  # fmt: skip
     said = " ".join(question.split())
@@ -246,7 +266,18 @@ def _take(row: Row, source: Source, prompt: Prompt, split: str, holds: Holds, le
             return _Taken(question, problem, (said, *sorted(given.values())), given["chosen"])
         case "labels":
             return _Taken(question, problem, (said, given["completion"]), given["label"])
-    return _Taken(question, problem, (said,), reference)
+    return _Taken(question, problem, (said,), reference or columns["solution"])
+
+
+def _solution(fields: Fields) -> str:
+    """The column with a worked solution: ``solution``, where none is named."""
+    return fields.solution or "solution"
+
+
+def _shows(row: Mapping[str, Any], fields: Fields) -> bool:
+    """Whether a row has a solution; what only happens to be called so counts if it is text."""
+    name = _solution(fields)
+    return _has(row, name) and (fields.solution is not None or isinstance(_column(row, name), str))
 
 
 def _asked(row: Mapping[str, Any], fields: Fields, holds: Holds) -> Any:
@@ -393,8 +424,9 @@ def _check_fields(source: Source, holds: Holds, seen: Counter[str], some: bool, 
     fields = source.fields
     needed = [] if holds == "pairs" and some else [fields.question]
     needed += [getattr(fields, name) for name in GIVEN[holds]]
-    needed += [fields.answer] if holds == "answers" or fields.answer != Fields().answer else []
-    for name in (*needed, fields.solution if holds == "answers" else None):
+    alone = holds == "solutions" and (_solution(fields) in seen or _solution(fields).split(".")[0] in seen)
+    needed += [fields.answer] if not (GIVEN[holds] or alone) or fields.answer != Fields().answer else []
+    for name in (*needed, None if GIVEN[holds] else fields.solution):
         if name is not None and name not in seen and name.split(".")[0] not in seen:
             raise DataError(f"field {name!r} is in none of {objects} rows; columns: {', '.join(sorted(seen)[:20])}."
                             f"{nearest(name, seen)}", where=source.source,
@@ -407,9 +439,12 @@ def _other(fields: Fields, holds: Holds, name: str, seen: Counter[str]) -> str:
     if name == fields.question:
         whole = "; pairs need none where chosen and rejected are whole conversations that begin alike"
         return whole if holds == "pairs" else ""
+    if holds == "solutions" and name == fields.answer:
+        return "; sft needs a solution (fields.solution) or an answer"
     for kind, names in GIVEN.items():
         columns = [getattr(fields, each) for each in names] or [fields.answer]
-        if kind != holds and all(column in seen for column in columns):
+        others = kind not in (holds, "solutions") and {kind, holds} != {"answers", "solutions"}
+        if others and all(column in seen for column in columns):
             return f"; rows with {' and '.join(columns)} are for {READ_BY[kind]}, not for {READ_BY[holds]}"
     return ""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -547,7 +547,7 @@ def _largest(found: Sequence[Process], kind: str) -> tuple[str, int]:
     return max(parts, key=lambda each: each[1])
 
 
-def _way_out(stage: Recipe, limits: Limits, needed: Any) -> str:
+def _way_out(stage: Recipe, limits: Limits, needed: Callable[[Recipe], Sequence[Demand]]) -> str:
     """The first single key that would do, else several together; '' where none does."""
 
     def lack(recipe: Recipe) -> int:
@@ -567,13 +567,13 @@ def _way_out(stage: Recipe, limits: Limits, needed: Any) -> str:
     return ""
 
 
-def _changes(stage: Recipe) -> Iterable[tuple[str, Any, Any]]:
+def _changes(stage: Recipe) -> Iterable[tuple[str, object, Callable[[Recipe], Recipe]]]:
     """(key, value, recipe -> recipe), the cheapest in quality and time first."""
 
-    def top(**update: Any) -> Any:
+    def top(**update: Any) -> Callable[[Recipe], Recipe]:
         return lambda recipe: recipe.model_copy(update=update)
 
-    def engine(**update: Any) -> Any:
+    def engine(**update: Any) -> Callable[[Recipe], Recipe]:
         return lambda recipe: recipe.model_copy(update={"engine": recipe.engine.model_copy(update=update)})
 
     tokens, prompt = stage.tokens_per_microbatch, stage.data.max_prompt_tokens

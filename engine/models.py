@@ -88,38 +88,66 @@ def fetch(name: str, home: Path, *, source: Path | None = None) -> Path:
     return folder
 
 
-def resolve(model: str, home: Path) -> Path:
-    """The folder of a recipe's ``model``, checked. Raises ModelError that names the file and the fix."""
+def local_folder(model: str, home: Path, base: Path | None = None) -> Path | None:
+    """The folder here that ``model`` names, checked; None for a Hub id. Asks no network.
+
+    A fetched name, else a folder under ``base`` (the recipe's), else under the current one. Raises ModelError that says where
+    was looked, or names the file and the fix.
+    """
     if model == TINY:
         return fetch(TINY, home)
     fetched = model_folder(model, home)
+    tried = _tried(model, base)
     if "/" not in model and (fetched / ORIGIN).exists():
         folder = fetched
-    elif Path(model).is_dir():
-        folder = Path(model)
+    elif found := next((each for each in tried if each.is_dir()), None):
+        folder = found
     elif model in FETCHABLE:
         raise ModelError(f"the model {model!r} is not there yet", where=str(fetched), fix=f"jurat models fetch {model}")
-    elif re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
-        folder = _from_hub(model)
+    elif _is_hub_id(model):
+        return None
     else:
         raise ModelError(
             f"no model {model!r}.{nearest(model, [*FETCHABLE, TINY])}",
-            where="model",
+            where=_looked(tried),
             fix=f"give a folder, a Hub id (owner/name), {TINY}, or one of: {', '.join(FETCHABLE)}",
         )
     check_folder(folder)
     return folder
 
 
-def config_folder(model: str, home: Path) -> Path:
+def resolve(model: str, home: Path, base: Path | None = None) -> Path:
+    """``local_folder``, or what the Hub has. Raises ModelError."""
+    found = local_folder(model, home, base)
+    if found is None:
+        found = _from_hub(model, _tried(model, base))
+        check_folder(found)
+    return found
+
+
+def _tried(model: str, base: Path | None) -> list[Path]:
+    """Where a folder of that name may be, each once."""
+    given = Path(model).expanduser()
+    return list(dict.fromkeys(each.absolute() for each in ([base / given] if base else []) + [given]))
+
+
+def _looked(tried: Sequence[Path]) -> str:
+    return f"model: no folder at {' or '.join(map(str, tried))}"
+
+
+def _is_hub_id(model: str) -> bool:
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", model) is not None and not model.startswith(".")
+
+
+def config_folder(model: str, home: Path, base: Path | None = None) -> Path:
     """Where the ``config.json`` of a recipe's ``model`` lies; of a model on the Hub nothing else is fetched. Raises ModelError."""
-    folder = Path(model) if "/" in model else model_folder(model, home)
-    for each in (folder, Path(model)):
+    tried = _tried(model, base)
+    for each in (*([] if "/" in model else [model_folder(model, home)]), *tried):
         if (each / "config.json").is_file():
             return each
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not Path(model).is_dir():
-        return _from_hub(model, ["config.json"])
-    return resolve(model, home)
+    if _is_hub_id(model) and not any(each.is_dir() for each in tried):
+        return _from_hub(model, tried, ["config.json"])
+    return resolve(model, home, base)
 
 
 def check_folder(folder: Path) -> None:
@@ -168,7 +196,7 @@ def _largest_id(tokenizer: Path) -> int:
 WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 
 
-def _from_hub(model: str, wanted: Sequence[str] = WANTED) -> Path:
+def _from_hub(model: str, tried: Sequence[Path], wanted: Sequence[str] = WANTED) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -178,7 +206,7 @@ def _from_hub(model: str, wanted: Sequence[str] = WANTED) -> Path:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"cannot get {model!r} from the Hub: {first}",
-            where="model",
+            where=_looked(tried),
             fix="check the name and the network, or give a local folder (./path)",
         ) from error
 

@@ -506,6 +506,10 @@ class Pool(Part):
     """Reserved on a machine of its own, for a pool that lost its machine; no role is placed here."""
 
 
+JUDGE_ROWS = 256
+"""Completions that a judge of home ray has in hand at most, where ``engine.balance`` does not move that."""
+
+
 class Placement(Part):
     """Role -> name of its pool; None: ``main``, or the only one. Roles of one pool share its processors (at lag 0 sampler
     and learner take turns)."""

@@ -288,6 +288,10 @@ class Scored:
     """``time.perf_counter()`` of this process when its verdicts came."""
 
 
+GIVEN = "given"
+"""Reason of an allocation whose completions are in the data: no policy wrote them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Allocation:
     """How many samples a visit gets and why. Example: ``Allocation(samples=8, reason="uniform")``."""
@@ -319,7 +323,7 @@ class Batch:
     discarded: tuple[tuple[Group, str], ...] = ()
     """Groups left out, with the reason."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Wall seconds by phase (``sample``, ``judge``, ``wait``)."""
+    """Wall seconds until its last token was drawn (``sample``; 0 where all were there), and from then on (``judge``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

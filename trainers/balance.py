@@ -25,8 +25,6 @@ PATIENCE = 3
 """Steps in a row with the same bottleneck before a move, and again before the next one."""
 FACTOR = 1.5
 """What a move multiplies or divides by; by one at least."""
-JUDGE_ROWS = 256
-"""Completions that a judge of home ray has in hand at most, where nothing moves that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,14 +167,14 @@ a learner: its optimiser's step costs the same for any number of them."""
 def knobs_of(recipe: parts.Recipe) -> list[Knob]:
     """Those of ``engine.balance`` as the recipe sets them. Raises ConfigError for one that nothing here could move."""
     engine, bounds = recipe.engine, recipe.engine.balance
-    if not bounds:
+    if not bounds or not isinstance(
+        recipe.algorithm, parts.PolicyGradient
+    ):  # who learns from given completions asks nobody
         return []
-    if not isinstance(recipe.algorithm, parts.PolicyGradient):
-        return []  # nothing is sampled or judged
     uniform = isinstance(recipe.allocation, parts.Uniform)
     values = {
         "judge_workers": (recipe.reward.workers, engine.home == "local", "the judge of engine.home local"),
-        "judge_rows": (JUDGE_ROWS, engine.home == "ray", "the judges of engine.home ray"),
+        "judge_rows": (parts.JUDGE_ROWS, engine.home == "ray", "the judges of engine.home ray"),
         "sampler_rows": (
             recipe.sampling.max_concurrent, engine.home == "local" and engine.sampler == "own",
             "the own sampler of engine.home local",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import comb, sqrt
 
@@ -66,8 +66,9 @@ async def sample_all(
     samples: int,
     seed: int,
     purpose: str,
+    one_more: Callable[[], object] = lambda: None,
 ) -> list[list[Scored]]:
-    """[P][samples] judged completions, seeded by (seed, purpose, problem, index)."""
+    """[P][samples] judged completions, seeded by (seed, purpose, problem, index). ``one_more`` is called after each."""
 
     async def one(problem: Problem, prompt: IntArray, index: int) -> Scored:
         request = Request(
@@ -76,9 +77,11 @@ async def sample_all(
             sampling=sampling,
             seed=seed_of(seed, purpose, problem.id, index),
         )
-        return await sample_and_judge(
+        made = await sample_and_judge(
             request, problem, visit=0, index=index, sampler=sampler, judge=judge, tokenizer=tokenizer
         )
+        one_more()
+        return made
 
     prompts = [tokenizer.encode_prompt(problem.messages) for problem in problems]
     async with asyncio.TaskGroup() as tasks:
@@ -174,10 +177,14 @@ async def evaluate(
     samples: int,
     seed: int,
     with_greedy: bool,
+    one_more: Callable[[], object] = lambda: None,
 ) -> Evaluation:
-    """Accuracy at the recipe's temperature, pass@k, greedy, answer rate. The same seeds at every step: paired."""
+    """Accuracy at the recipe's temperature, pass@k, greedy, answer rate. The same seeds at every step: paired.
+
+    ``one_more`` is called after each completion: ``len(problems) * (samples + with_greedy)`` of them.
+    """
     started = time.perf_counter()
-    common = {"sampler": sampler, "judge": judge, "tokenizer": tokenizer, "seed": seed}
+    common = {"sampler": sampler, "judge": judge, "tokenizer": tokenizer, "seed": seed, "one_more": one_more}
     rows = await sample_all(problems, sampling=sampling, samples=samples, purpose="evaluate", **common)  # type: ignore[arg-type]
     greedy = None
     if with_greedy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from jurat.platform.errors import ConfigError, JuratError, ModelError, RewardDri
 from jurat.platform.memory import machine_bytes
 from jurat.platform.ports import Allocator, GroupSource, Judge, Learner, Reporter, Scorer
 from jurat.platform.randomness import seed_of
-from jurat.platform.recipe import Dapo, Data, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
+from jurat.platform.recipe import Dapo, Data, Neyman, PolicyGradient, Prompt, Recipe, RewardPart, SamplingPart, Source
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.records import RunInfo
@@ -55,6 +55,8 @@ MEASURED = frozenset({"held_out", "unseen"})
 """Sets that are evaluated, not trained on."""
 SAMPLED = ("allocation", "updates_per_step")
 """What a preset fills beside its algorithm."""
+QUIET, TOLD = 5.0, 30.0
+"""Seconds of an evaluation before it is first said how far it is, and from then on."""
 LONG = 50
 """Steps that one would not like to lose."""
 
@@ -101,11 +103,14 @@ def train(
     assert recipe is not None
     if found is None:
         refuse_idle(recipe)
+        if run_id is not None:
+            store.refuse_taken(run_id)
     recipe = filled(recipe)
+    folder = models.resolve(recipe.model, home, base)
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
     for each in prepared:
-        _trainable(each.recipe, home)  # refuses unknown layers of any stage before the first one is trained
-    _memory(prepared, home, reporter.note)
+        _trainable(each.recipe, folder)  # refuses unknown layers of any stage before the first one is trained
+    _memory(prepared, folder, reporter.note)
     rewards = [each.reward for each in prepared]
     run = found or store.create_run(
         recipe=recipe,
@@ -123,7 +128,7 @@ def train(
         )
     with exclusive(run.folder):
         run = store.set_state(run, "running")
-        launch = _Launch(recipe=recipe, run=run, store=store, home=home, base=base, reporter=reporter)
+        launch = _Launch(recipe=recipe, run=run, store=store, model=folder, base=base, reporter=reporter)
         try:
             with _cluster(recipe, reporter.note) as launch.cluster:
                 outcome = asyncio.run(launch.stages(prepared))
@@ -200,21 +205,20 @@ def _hosted(
     return cluster.judge(partial(build_judge, recipe.reward, user_files=files), specs, digest)
 
 
-def _trainable(recipe: Recipe, home: Path) -> str:
+def _trainable(recipe: Recipe, folder: Path) -> str:
     """What share of a stage's model learns, '' if all of it does."""
     if recipe.lora is None:
         return ""
-    found = lora.layout(models.resolve(recipe.model, home), recipe.lora)
+    found = lora.layout(folder, recipe.lora)
     share = found.trainable / found.parameters
     return f"LoRA of rank {found.rank}: {found.trainable:,} parameters learn, {share:.2%} of the model's {found.parameters:,}"
 
 
-def _memory(stages: Sequence[Prepared], home: Path, note: Callable[[str], None]) -> Mapping[str, int]:
+def _memory(stages: Sequence[Prepared], folder: Path, note: Callable[[str], None]) -> Mapping[str, int]:
     """{stage: the most bytes that one place needs}; empty where the model has no formulas.
 
     Raises ConfigError for a stage that cannot fit. Prompts are those of the data; what machines of a cluster have is theirs.
     """
-    folder = models.resolve(stages[0].recipe.model, home)
     engine = stages[0].recipe.engine
     try:
         model = memory.read_model(folder)
@@ -249,10 +253,13 @@ class _Launch:
     recipe: Recipe
     run: RunInfo
     store: Store
-    home: Path
+    model: Path
+    """Its folder."""
     base: Path
     reporter: Reporter
     cluster: RayHome | None = None
+    measuring: bool = False
+    """While an evaluation runs."""
 
     async def stages(self, prepared: Sequence[Prepared]) -> Outcome:
         """Every stage that is not finished, in order; each begins from the weights of the one before."""
@@ -261,12 +268,13 @@ class _Launch:
         started = max((place for place, ref in enumerate(found) if ref is not None), default=0)
         evaluations: list[Evaluation] = []
         metrics: Mapping[str, float] = {}
-        with StopOnSignals(stop, self.reporter, last=self._abandoned):
+        with StopOnSignals(stop, self.reporter, says=self._stopping, last=self._abandoned):
             for place in range(started, len(prepared)):
                 if self._complete(prepared[place], found[place]):
                     continue  # ended, measured, and then stopped before the next stage had a checkpoint
                 parent = found[place - 1] if place else None
-                stage = _Stage(launch=self, prepared=prepared[place], place=place, stop=stop)
+                before = prepared[place - 1] if place else None
+                stage = _Stage(launch=self, prepared=prepared[place], before=before, place=place, stop=stop)
                 reached = await stage.run(own=found[place], parent=parent)
                 found[place] = reached.checkpoint or found[place]
                 evaluations += stage.evaluations
@@ -275,6 +283,9 @@ class _Launch:
                 if version < prepared[place].recipe.steps or stage.unmeasured:
                     return self._outcome("interrupted", version, metrics, found[place] or parent, evaluations)
         return self._outcome("finished", prepared[-1].recipe.steps, metrics, found[-1], evaluations)
+
+    def _stopping(self) -> str:
+        return "stopping: this evaluation ends here" if self.measuring else "stopping at a checkpoint"
 
     def _abandoned(self) -> None:
         self.store.set_state(self.run, "interrupted", "stopped at once")
@@ -324,8 +335,10 @@ class _Launch:
 class _Stage:
     """One stage: its data, judge, engine and source, composed and run."""
 
-    def __init__(self, *, launch: _Launch, prepared: Prepared, place: int, stop: asyncio.Event) -> None:
-        self.launch, self.prepared, self.place, self.stop = launch, prepared, place, stop
+    def __init__(
+        self, *, launch: _Launch, prepared: Prepared, before: Prepared | None, place: int, stop: asyncio.Event
+    ) -> None:
+        self.launch, self.prepared, self.before, self.place, self.stop = launch, prepared, before, place, stop
         self.name, self.recipe = prepared.name, prepared.recipe
         self.evaluations: list[Evaluation] = []
         self.unmeasured = False
@@ -368,8 +381,9 @@ class _Stage:
             launch.reporter.start(
                 run_id=launch.run.id, stage=self.name, recipe=recipe, first_step=first_step, last_step=recipe.steps
             )
-            if first_step == 0:  # what an earlier stage came to is measured: all that is new is this stage's own loss
-                await measure(0, final=True, answers=self.place == 0)
+            if first_step == 0:  # the stage's own loss is new, and so are answers that the stage before did not measure
+                known = {name for name in MEASURED if self.before and measured_alike(self.before, self.prepared, name)}
+                await measure(0, final=True, answers=MEASURED - known)
             reached = await run_loop(
                 self._flat(algorithm, first_step),
                 buffer=buffer,
@@ -385,8 +399,7 @@ class _Stage:
                 balance=balance,
             )
             if reached.version == recipe.steps:
-                self.unmeasured = self.stop.is_set() and bool(kept.measured)
-                await measure(reached.version, final=True)
+                self.unmeasured = not await measure(reached.version, final=True)
             await ledger.flush()
         return reached
 
@@ -404,8 +417,8 @@ class _Stage:
         """What a person should know of the stage before it begins."""
         recipe = self.recipe
         notes = [f"skipped {row}" for row in _bad_rows(self.prepared.sets)]
-        notes += [*filter(None, [_trainable(recipe, self.launch.home)]), *bias(recipe, algorithm), *staleness(recipe)]
-        if recipe.engine.balance:
+        notes += [*filter(None, [_trainable(recipe, self.launch.model)]), *bias(recipe, algorithm), *staleness(recipe)]
+        if knobs_of(recipe):
             notes.append(
                 "engine.balance moves limits by the clock: another run of this recipe need not be equal to this one"
             )
@@ -428,7 +441,7 @@ class _Stage:
         # the learner's logits are those that the sampler drew from; given completions were drawn by nobody
         heat = recipe.sampling.temperature if isinstance(recipe.algorithm, PolicyGradient) else 1.0
         return build(
-            models.resolve(recipe.model, self.launch.home),
+            self.launch.model,
             recipe.engine.model_copy(update={"max_lag": _lag(recipe)}),
             recipe.optim,
             recipe.sampling.model_copy(update={"temperature": heat}),
@@ -559,52 +572,100 @@ class _Stage:
         ledger: RunLedger,
         algorithm: Algorithm,
         scorers: Mapping[str, Scorer],
-    ) -> Callable[..., Awaitable[None]]:
+    ) -> Callable[..., Awaitable[bool]]:
         part = self.recipe.evaluate
 
-        async def measure(version: int, *, final: bool = False, answers: bool = True) -> None:
+        async def of_set(
+            name: str,
+            version: int,
+            asked: Sequence[Problem],
+            given: Sequence[Problem],
+            final: bool,
+            one_more: Callable[[], object],
+        ) -> Evaluation:
+            began = time.perf_counter()
+            if asked:
+                result = await evaluation.evaluate(
+                    asked,
+                    name=name,
+                    stage=self.name,
+                    step=version,
+                    sampler=engine.sampler,
+                    judge=judge,
+                    tokenizer=engine.tokenizer,
+                    sampling=sampling_of(self.recipe.sampling, engine.tokenizer),
+                    samples=part.samples,
+                    seed=self.recipe.seed,
+                    with_greedy=final,
+                    one_more=one_more,
+                )
+            else:
+                result = Evaluation(
+                    name=name, stage=self.name, step=version, problems=len(given), samples=0, seconds=0.0, final=final
+                )
+            if given:
+                visits = [Visit(problem=problem, visit=0, position=at) for at, problem in enumerate(given)]
+                groups = KINDS[self.recipe.algorithm.name].groups(visits, RolloutMaker("", "", engine.tokenizer))
+                tokens = self.recipe.tokens_per_microbatch
+                losses = {algorithm.name: await evaluation.loss_of(groups, algorithm, scorers, tokens=tokens)}
+                result = replace(result, losses=losses, seconds=time.perf_counter() - began)
+            return result
+
+        async def measure(version: int, *, final: bool = False, answers: Collection[str] = MEASURED) -> bool:
+            """Whether all that was to be measured was: a stop ends an evaluation at once, and nothing is kept of it."""
             most = part.final_problems if final else part.problems
             for name in sorted(MEASURED) if final else ("held_out",):
-                asked = kept.asked.get(name, ())[:most] if answers else ()
+                asked = kept.asked.get(name, ())[:most] if name in answers else ()
                 given = kept.given[:most] if name == "held_out" else ()
-                if self.stop.is_set() or not (asked or given):
+                if not (asked or given):
                     continue
-                began = time.perf_counter()
-                if asked:
-                    result = await evaluation.evaluate(
-                        asked,
-                        name=name,
-                        stage=self.name,
-                        step=version,
-                        sampler=engine.sampler,
-                        judge=judge,
-                        tokenizer=engine.tokenizer,
-                        sampling=sampling_of(self.recipe.sampling, engine.tokenizer),
-                        samples=part.samples,
-                        seed=self.recipe.seed,
-                        with_greedy=final,
-                    )
-                else:
-                    result = Evaluation(
-                        name=name,
-                        stage=self.name,
-                        step=version,
-                        problems=len(given),
-                        samples=0,
-                        seconds=0.0,
-                        final=final,
-                    )
-                if given:
-                    visits = [Visit(problem=problem, visit=0, position=at) for at, problem in enumerate(given)]
-                    groups = KINDS[self.recipe.algorithm.name].groups(visits, RolloutMaker("", "", engine.tokenizer))
-                    tokens = self.recipe.tokens_per_microbatch
-                    losses = {algorithm.name: await evaluation.loss_of(groups, algorithm, scorers, tokens=tokens)}
-                    result = replace(result, losses=losses, seconds=time.perf_counter() - began)
+                if self.stop.is_set():
+                    return False
+                done: list[None] = []
+                work = of_set(name, version, asked, given, final, partial(done.append, None))
+                what = f"measuring {name} at {f'{self.name} ' if self.name else ''}step {version}"
+                result = await self._unless_stopped(work, what, done, len(asked) * (part.samples + final))
+                if result is None:
+                    return False
                 ledger.record_evaluation(result)
                 self.evaluations.append(result)
                 self.launch.reporter.evaluation(result)
+            return True
 
         return measure
+
+    async def _unless_stopped(
+        self, work: Coroutine[Any, Any, Evaluation], what: str, done: Sequence[None], total: int
+    ) -> Evaluation | None:
+        """The result of ``work``, or None if a stop is asked for meanwhile. Says how far it is where it takes long."""
+        task, stopped = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
+        began, self.launch.measuring = time.monotonic(), True
+        try:
+            pause = QUIET
+            while not (await asyncio.wait({task, stopped}, timeout=pause, return_when=asyncio.FIRST_COMPLETED))[0]:
+                pause = TOLD
+                self.launch.reporter.note(
+                    f"{what}: {len(done)} of {total} answers after {time.monotonic() - began:.0f} s"
+                )
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.wait([task])
+            return None
+        finally:
+            self.launch.measuring = False
+            stopped.cancel()
+
+
+def measured_alike(one: Prepared, other: Prepared, name: str) -> bool:
+    """Whether two stages measure the answers to a set ``name`` alike: what one came to is then what the other begins with."""
+
+    def how(stage: Prepared) -> tuple[Any, ...]:
+        recipe = stage.recipe
+        limits = recipe.data.max_prompt_tokens, recipe.evaluate.final_problems, recipe.evaluate.samples
+        return stage.sets[name].manifest.digest, stage.reward, recipe.sampling, *limits
+
+    return name in one.sets and name in other.sets and how(one) == how(other)
 
 
 def _lag(stage: Recipe) -> int:
@@ -621,22 +682,42 @@ def _samples_at_most(stage: Recipe) -> int:
     return most + (most // part.samples_per_prompt if isinstance(part, Dapo) else stage.prompts_per_step)
 
 
+def _budget(stage: Recipe) -> int | None:
+    """Samples that a step takes where prompts have answers of one length; None where the allocation has no such budget."""
+    part = stage.allocation
+    return stage.prompts_per_step * part.samples_per_prompt if isinstance(part, Neyman) and not part.fixed else None
+
+
+def _replaced(recipe: Recipe) -> list[str]:
+    """Says of stages with data of their own what of the recipe's they go without: a stage's ``data`` replaces it whole."""
+    lost = []
+    for stage in recipe.stages:
+        if stage.data is not None:
+            without = [
+                name for name in sorted(MEASURED) if getattr(recipe.data, name) and not getattr(stage.data, name)
+            ]
+            said = f"{stage.name}: its data replaces the recipe's whole, so it has no {' and no '.join(without)}"
+            lost += [said] if without else []
+    return lost
+
+
 def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
     """What a run would do, without loading weights: stages, data, prompts, tokens. Raises what ``train`` would."""
     out = []
     refuse_idle(recipe)
     recipe = filled(recipe)
-    folder = models.resolve(recipe.model, home)
+    folder = models.resolve(recipe.model, home, base)
     tokenizer, notes = HFTokenizer(folder), list[str]()
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
-    needed = _memory(prepared, home, notes.append)
+    needed = _memory(prepared, folder, notes.append)
+    notes += _replaced(recipe)
     for each_stage in prepared:
         name, stage, sets = each_stage.name, each_stage.recipe, each_stage.sets
         kept = keep(sets, tokenizer, stage, notes.append)
         given = not isinstance(stage.algorithm, PolicyGradient)
         samples = stage.prompts_per_step if given else _samples_at_most(stage)
         notes += [*bias(stage, build_algorithm(stage)), *staleness(stage)]
-        learns = _trainable(stage, home)
+        learns = _trainable(stage, folder)
         notes += [f"{name}: {learns}" if name else learns] if learns else []
         out.append(
             {
@@ -651,6 +732,7 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
                 "memory_bytes": needed.get(name),
                 "samples_per_step": samples if given or stage.allocation.fixed else None,
                 "samples_per_step_at_most": samples,
+                "samples_per_step_budget": None if given else _budget(stage),
                 "max_new_tokens_per_step": 0 if given else samples * stage.sampling.max_new_tokens,
                 "example": kept.train[0].messages[-1].content,
             }

@@ -82,7 +82,7 @@ async def train(
     ledger: Ledger,
     checkpoints: Checkpoints,
     reporter: Reporter,
-    evaluate: Callable[[int], Awaitable[None]],
+    evaluate: Callable[[int], Awaitable[object]],
     memory: History,
     balance: Balance,
 ) -> Reached:

@@ -37,7 +37,10 @@ def step_metrics(batch: Batch, reports: Sequence[UpdateReport]) -> dict[str, flo
     }
     spreads = []
     for group in groups:
-        values = [s.judgement.reward.value for s in group.scored if s.judgement.reward.value is not None]
+        beside = (
+            [group.baseline] if group.baseline is not None else []
+        )  # a sample that differs from it has an advantage
+        values = [s.judgement.reward.value for s in (*group.scored, *beside) if s.judgement.reward.value is not None]
         spreads.append(len(set(values)) < 2)
     out["group/zero_variance"] = _mean(np.array(spreads))
     for name in dict.fromkeys(name for s in scored for name in s.judgement.verdicts):

@@ -11,6 +11,7 @@ import numpy as np
 
 from jurat.platform.ports import ProblemSource, Tokenizer
 from jurat.platform.types import (
+    GIVEN,
     Allocation,
     Batch,
     Completion,
@@ -72,7 +73,7 @@ def completion(problem: Problem) -> tuple[str, ...]:
 
 
 def _group(visit: Visit, *scored: Scored, baseline: Scored | None = None) -> Group:
-    given = Allocation(samples=len(scored), reason="given")
+    given = Allocation(samples=len(scored), reason=GIVEN)
     return Group(visit=visit, scored=scored, allocation=given, baseline=baseline)
 
 

@@ -158,7 +158,7 @@ class Rollouts:
                     kept.append(group)
             done += 1
         end = time.perf_counter()
-        last_token = max(sampled, default=end)
+        last_token = max(sampled, default=started)
         return Batch(
             step=step,
             groups=tuple(kept),

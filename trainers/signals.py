@@ -16,8 +16,10 @@ class StopOnSignals:
     """Ctrl-C or SIGTERM once asks the loop to stop at a checkpoint; twice calls ``last`` and ends the process, whatever
     its threads are doing; three times ends it even if ``last`` hangs. Main thread only."""
 
-    def __init__(self, stop: asyncio.Event, reporter: Reporter, *, last: Callable[[], None]) -> None:
-        self._stop, self._reporter, self._last = stop, reporter, last
+    def __init__(
+        self, stop: asyncio.Event, reporter: Reporter, *, says: Callable[[], str], last: Callable[[], None]
+    ) -> None:
+        self._stop, self._reporter, self._says, self._last = stop, reporter, says, last
         self._here = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> None:
@@ -32,7 +34,7 @@ class StopOnSignals:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
     def _asked(self, number: int) -> None:
-        self._reporter.note("stopping at a checkpoint; once more to stop now")
+        self._reporter.note(f"{self._says()}; once more to stop now")
         self._stop.set()
         signal.signal(number, self._now)
 

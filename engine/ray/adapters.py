@@ -13,6 +13,7 @@ from jurat.engine.ray.hosts import Host
 from jurat.engine.ray.wire import to_wire
 from jurat.platform.errors import RunFailed
 from jurat.platform.ports import Objective
+from jurat.platform.recipe import JUDGE_ROWS
 from jurat.platform.types import Completion, Finish, FloatArray, Judgement, Problem, Request, Rounds, UpdateReport
 
 Call = tuple[Any, ...]
@@ -126,11 +127,8 @@ class RemoteSampler:
 class RemoteJudge:
     """A ``Judge`` over several: what a lost one had in hand is asked of another, and so is what one is late with."""
 
-    WINDOW = 256
-    """Completions that a judge has in hand at most."""
-
     def __init__(self, hosts: Sequence[Host]) -> None:
-        self.crew = Crew(hosts, window=self.WINDOW, hedged=True)
+        self.crew = Crew(hosts, window=JUDGE_ROWS, hedged=True)
 
     def limit(self, rows: int) -> None:
         """From now on a judge has so many completions in hand at most."""

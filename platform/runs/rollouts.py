@@ -29,6 +29,7 @@ from jurat.platform.faults import point
 from jurat.platform.runs.records import Part, RunInfo
 from jurat.platform.runs.store import Store
 from jurat.platform.types import (
+    GIVEN,
     PHASES,
     Allocation,
     Batch,
@@ -353,7 +354,7 @@ def _row(scored: Scored, baseline: bool, *, texts: bool) -> dict[str, Any]:
 
 # ---- reading -----------------------------------------------------------------------------------------------------
 
-_NARROW = ["reward", "status", "problem_id", "step", "position", "index"]
+_NARROW = ["reward", "status", "problem_id", "step", "position", "index", "allocation_reason"]
 
 
 def read(
@@ -368,9 +369,10 @@ def read(
     limit: int | None = 50,
 ) -> Page:
     """Canonical rollouts in the order of training, or the ``worst`` N: lowest reward first, newest step first among
-    equals, excluded ones last. ``problem``: an id or its beginning. ``status``: of the first member's verdict.
+    equals, excluded ones last; then completions that were given with the data, which no policy wrote. ``problem``: an id or
+    its beginning. ``status``: of the first member's verdict.
 
-    Rows are chosen by a scan of six narrow columns; bodies are read of the chosen alone. A damaged part is a fault of
+    Rows are chosen by a scan of a few narrow columns; bodies are read of the chosen alone. A damaged part is a fault of
     the page, not an exception.
     """
     parts = [part for part in store.parts(run, step=step) if stage is None or part.stage == stage]
@@ -409,10 +411,11 @@ def read(
     return Page(records=records, matched=len(found), faults=tuple(faults))
 
 
-def _badness(columns: Mapping[str, list[Any]], row: int) -> tuple[float, int, int, int]:
+def _badness(columns: Mapping[str, list[Any]], row: int) -> tuple[bool, float, int, int, int]:
     reward = columns["reward"][row]
     worth = math.inf if reward is None else float(reward)
-    return worth, -columns["step"][row], columns["position"][row], columns["index"][row]
+    given = columns["allocation_reason"][row] == GIVEN
+    return given, worth, -columns["step"][row], columns["position"][row], columns["index"][row]
 
 
 def verify_parts(store: Store, run: RunInfo) -> list[str]:

@@ -113,12 +113,8 @@ class Store:
         ``meta``: JSON; ``meta["verifiers"]`` may map member names to version digests, which ``runs show`` prints.
         Raises ConfigError for an id that is taken or is not a plain name.
         """
-        if run_id is not None and (run_id == "latest" or not _NAME.fullmatch(run_id)):
-            raise ConfigError(
-                f"{run_id!r} cannot name a run",
-                where=str(self.home),
-                fix="up to 64 letters, digits, dots, dashes and underscores, a letter or digit first, not 'latest'",
-            )
+        if run_id is not None:
+            self.refuse_taken(run_id)
         at = now()
         row = {
             "name": t.visible(recipe.name),
@@ -135,13 +131,28 @@ class Store:
                 if sql.insert_run(connection, {"id": made, **row}):
                     break
             if run_id is not None:
-                raise ConfigError(f"there is a run {run_id!r} already", where=str(self.home), fix="choose another name")
+                raise self._taken(run_id)
         run = self.run(made)
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFailed(f"cannot make the run's folder: {error}", where=str(run.folder)) from None
         return run
+
+    def refuse_taken(self, run_id: str) -> None:
+        """Raises ConfigError for a name that no new run can have: before anything is done for it."""
+        if run_id == "latest" or not _NAME.fullmatch(run_id):
+            raise ConfigError(
+                f"{run_id!r} cannot name a run",
+                where=str(self.home),
+                fix="up to 64 letters, digits, dots, dashes and underscores, a letter or digit first, not 'latest'",
+            )
+        with self._reading() as connection:
+            if run_id in sql.run_ids(connection):
+                raise self._taken(run_id)
+
+    def _taken(self, run_id: str) -> ConfigError:
+        return ConfigError(f"there is a run {run_id!r} already", where=str(self.home), fix="choose another name")
 
     def run(self, id_or_prefix: str) -> RunInfo:
         """By id, by a prefix that only one run has, or ``latest``. Raises ConfigError naming the nearest."""

@@ -23,6 +23,7 @@ from jurat.api.screen import (
 )
 from jurat.platform.recipe import Recipe
 from jurat.platform.types import Estimate, Evaluation, StepReport
+from jurat.trainers.presets import filled
 
 RECIPE = Recipe.model_validate({
     "name": "demo", "model": "smollm2", "data": {"train": {"source": "generated"}}, "sampling": {"max_new_tokens": 16},
@@ -195,3 +196,22 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     drive(LiveScreen(Console(file=out, force_terminal=True, width=100, markup=False)))
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", out.getvalue())
+
+
+def test_a_step_without_groups_says_that_nothing_was_learnt() -> None:
+    dapo = RECIPE.model_copy(
+        update={"allocation": Recipe.model_validate({**RECIPE.model_dump(), "allocation": {"name": "dapo"}}).allocation}
+    )
+    none = report(1, reward__mean=0.0, group__count=0.0, group__discarded=60.0)
+    said = step_line(history(report(0), none, recipe=dapo))
+    assert said.startswith("grpo 2/60  no group was mixed: nothing learnt  60 discarded  ") and "reward" not in said
+    assert "no group was kept: nothing learnt" in step_line(history(none))
+    assert "no signal 38 %  discarded 7  " in step_line(history(report(0, group__discarded=7.0), recipe=dapo))
+    shown = "\n".join(str(line) for line in panel(history(none, recipe=dapo), 100, running=0.0, elapsed=0.0))
+    assert "no group was mixed" in shown and "±" not in shown
+
+
+def test_no_signal_is_not_said_where_groups_are_not_compared() -> None:
+    for name, said in (("remax", True), ("ppo", False), ("reinforce_pp", False)):
+        recipe = filled(Recipe.model_validate({**RECIPE.model_dump(exclude_unset=True), "algorithm": {"name": name}}))
+        assert ("no signal" in step_line(history(report(0), recipe=recipe))) is said

@@ -309,3 +309,24 @@ def test_resume_from_a_database_of_ones_own(jurat: Any, small: Path, tmp_path: P
     assert again.code == 1 and "finished" in again.err
     assert jurat("plot", "mine", "-o", tmp_path / "c.svg", "--database", url).code == 0
     assert face.Run("mine", home=tmp_path / "home", database=url).state == "finished"
+
+
+def test_a_model_or_a_name_that_cannot_be_is_refused_before_a_run_is_recorded(
+    jurat: Any, trained: Any, small: Path
+) -> None:
+    """Paths are the recipe's; the error says where was looked."""
+    taken = jurat("train", small, "--run-id", "small-1", "--home", trained.home)
+    assert taken.code == 2 and "there is a run 'small-1' already" in taken.err
+    small.write_text(small.read_text().replace("tiny-random", "./nowhere"))
+    for words in (("train", small, "--run-id", "small-9"), ("train", small, "--dry-run"), ("estimate", small)):
+        told = jurat(*words, "--home", trained.home)
+        assert told.code == 2 and "no model './nowhere'" in told.err
+        assert f"no folder at {small.parent / 'nowhere'} or " in told.err
+    assert [run["run"] for run in jurat("runs", "ls", "--json", "--home", trained.home).json["runs"]] == ["small-1"]
+
+
+def test_dry_run_says_what_neyman_may_spend(jurat: Any, small: Path) -> None:
+    part = "stages.1.allocation={name: neyman, samples_per_prompt: 4}"
+    stage = jurat("train", small, "--set", part, "--dry-run", "--json").json["stages"][1]
+    assert (stage["samples_per_step_budget"], stage["samples_per_step_at_most"]) == (16, 128)
+    assert "step    about 16 samples, at most 128 samples, " in jurat("train", small, "--set", part, "--dry-run").out

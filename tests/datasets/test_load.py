@@ -260,7 +260,9 @@ def test_relative_paths_start_at_the_recipe_then_here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("none.jsonl", "no such data file"), ("./none", "no such data file"), ("a b", "neither a file"),
+        ("none.jsonl", "no such data file"),
+        ("./none", "no such data file"),
+        ("a b", "neither a file"),
         ("x.csv", "cannot read .csv"),
     ],
 )
@@ -409,7 +411,9 @@ def test_field_maps_are_guessed(rows, fields):
 def test_no_guess_lists_the_columns():
     with pytest.raises(DataError, match="no column looks like the answer; columns: question, blob"):
         guess_fields([{"question": "a", "blob": 1}], where="x")
-    assert guess_fields([{"question": "a", "blob": "1"}], where="x", answer="blob") == Fields(answer="blob", gold="plain")
+    assert guess_fields([{"question": "a", "blob": "1"}], where="x", answer="blob") == Fields(
+        answer="blob", gold="plain"
+    )
 
 
 @pytest.mark.parametrize(
@@ -427,3 +431,34 @@ def test_public_sets_load(name, kept, skipped):
     assert all("duplicate of" in b.reason for b in made.skipped)
     if name.startswith("gsm8k"):
         assert all(p.columns["solution"].replace(",", "").endswith(f"#### {p.reference}") for p in made.problems)
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "shown", "reference"),
+    [
+        ({"q": "hi", "sol": "good day to you"}, {"question": "q", "solution": "sol"}, "good day to you", ""),
+        ({"question": "hi", "solution": "good day"}, {}, "good day", ""),
+        ({"question": "hi", "answer": "a good day to you"}, {}, "a good day to you", ""),
+        ({"question": "1+1", "answer": "2", "solution": "1 and 1 make 2"}, {}, "1 and 1 make 2", "2"),
+        ({"question": "1+1", "answer": "so it is #### 2"}, {}, "so it is #### 2", "2"),
+        ({"question": "1+1", "answer": "2", "solution": ["2"]}, {}, ["2"], "2"),
+        ({"question": "1+1", "answer": "2"}, {}, None, "2"),
+    ],
+)
+def test_a_demonstration_needs_a_solution_or_an_answer(tmp_path, row, fields, shown, reference):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    source = Source(source=str(path), fields=Fields(**fields))
+    (problem,) = load_problems(source, Prompt(), split="train", holds="solutions").problems
+    assert (problem.columns.get("solution"), problem.reference) == (shown, reference)
+
+
+def test_a_demonstration_of_nothing_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question": "hi", "solution": " "}\n')
+    with pytest.raises(DataError, match="field 'solution' is empty"):
+        load_problems(Source(source=str(path)), Prompt(), split="train", holds="solutions")
+    path.write_text('{"question": "hi"}\n')
+    with pytest.raises(DataError, match="field 'answer' is in none of 1 rows") as caught:
+        load_problems(Source(source=str(path)), Prompt(), split="train", holds="solutions")
+    assert "sft needs a solution (fields.solution) or an answer" in caught.value.fix

@@ -35,7 +35,7 @@ def columns(path, kind, **keys):
 
 def test_what_a_stage_reads():
     assert [holds(part, "held_out") for part in (DPO(name="dpo"), KTO(name="kto"), SFT(name="sft"), PolicyGradient())] == [
-        "pairs", "labels", "answers", "answers",
+        "pairs", "labels", "solutions", "answers",
     ]  # fmt: skip
     assert holds(DPO(name="dpo"), "unseen") == "answers"
 

@@ -1,5 +1,6 @@
 """The formulas of memory: sizes by hand, what is refused and with which key, and a run that is measured."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jurat.engine import memory
+from jurat.engine.llama import attention, head, sampler, weights
 from jurat.engine.lora import layout
+from jurat.engine.simple.learner import SimpleNetwork
 from jurat.engine.tiny import save_tiny
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.recipe import LoRA, Recipe
@@ -220,6 +223,13 @@ def test_more_work_or_a_larger_model_never_takes_less(tokens, new, ranks, path, 
 
     base = {"tokens": tokens, "new": new, "prompt": 64, "concurrent": 32, "layers": 30}
     assert needed(**base) <= needed(**{**base, more: 2 * base[more]})
+
+
+def test_sizes_of_the_engine_are_repeated_rightly():
+    """The formulas import no torch, so they cannot import these."""
+    found = (memory.CHUNK, memory.BLOCK, memory.SCORES, memory.OWN_STEP, memory.FAST)
+    assert found == (head.CHUNK, head.BLOCK, attention.SCORES, sampler.OWN_STEP, weights.ARCHITECTURES)
+    assert inspect.signature(SimpleNetwork).parameters["chunk"].default == memory.CHUNK_SIMPLE
 
 
 def test_no_torch():

@@ -23,6 +23,7 @@ from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.platform.types import Judgement, Message, Problem, Reward, Verdict, VerifierSpec
 from jurat.trainers import launch
+from jurat.trainers.metrics import is_timed
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray: pip install 'ray[default]'", allow_module_level=True)
@@ -76,8 +77,7 @@ def train(home: Path, engine=None, after=None, resume=None, **changes):
     screen = Screen(after)
     outcome = launch.train(recipe, home=home, base=home, reporter=screen, resume=resume, run_id=None if resume else "r")
     assert outcome.state == "finished"
-    timed = re.compile("seconds|utilisation|queue|^timeline/|^idle/")
-    steps = [{k: v for k, v in each.metrics.items() if not timed.search(k)} for each in screen.steps]
+    steps = [{k: v for k, v in each.metrics.items() if not is_timed(k)} for each in screen.steps]
     return recorded(home), steps, screen
 
 

@@ -1,5 +1,6 @@
 """Whole runs on the tiny model in this process: it learns, and what cannot work says why before a model loads."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import pytest
 
 from jurat.engine import checkpoint as checkpointing
 from jurat.platform.config import load_recipe, override, validate
-from jurat.platform.errors import ConfigError, DataError, RunFailed
+from jurat.platform.errors import ConfigError, DataError, ModelError, RunFailed
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.trainers import launch
@@ -334,3 +335,90 @@ def test_a_full_disk_stops_clearly_and_the_last_checkpoint_is_whole(tmp_path, mo
     assert found.state == "failed"
     again = launch.train(None, home=tmp_path, base=tmp_path, reporter=Screen(), resume=found.id)
     assert (again.state, again.step) == ("finished", 3)
+
+
+def test_a_checkpoint_that_fails_while_training_goes_on_ends_the_run_at_the_next_step(tmp_path, monkeypatch):
+    async def begin(self, **said):
+        async def write():
+            raise RunFailed("no room for a checkpoint", where="here", fix="make room")
+
+        return asyncio.create_task(write())
+
+    monkeypatch.setattr(checkpointing.FolderCheckpoints, "begin", begin)
+    keys = {"data": {"train": TINY["data"]["train"]}, "steps": 6, "checkpoint": {"every": 2}}
+    screen = Screen()
+    with pytest.raises(RunFailed, match="no room"):
+        launch.train(validate({**TINY, **keys}, where="test"), home=tmp_path, base=tmp_path, reporter=screen)
+    assert [report.version for report in screen.steps] == [1, 2, 3]
+
+
+def test_a_stage_is_measured_before_it_begins_unless_the_one_before_came_to_the_same(tmp_path):
+    """sft has no held-out set; rl begins with a policy that nobody measured; more asks as rl did, last samples otherwise."""
+    rl = {"steps": 1, "algorithm": {"name": "grpo"}}
+    stages = [
+        {"name": "sft", "steps": 1, "algorithm": {"name": "sft"}, "data": {"train": TINY["data"]["train"]}},
+        {"name": "rl", **rl},
+        {"name": "more", **rl},
+        {"name": "last", **rl, "sampling": {"max_new_tokens": 3}},
+    ]
+    _, screen = run(tmp_path, stages=stages)
+    assert [(e.stage, e.step) for e in screen.evaluations] == [
+        ("rl", 0), ("rl", 1), ("more", 1), ("last", 0), ("last", 1),
+    ]  # fmt: skip
+    plan = launch.dry_run(validate({**TINY, "stages": stages}, where="test"), home=tmp_path, base=tmp_path)
+    assert "sft: its data replaces the recipe's whole, so it has no held_out" in plan["notes"]
+
+
+def test_ctrl_c_ends_an_evaluation_at_once_and_a_resume_makes_it_whole(tmp_path, monkeypatch):
+    """In the one before the first step: nothing is recorded of it, no step is taken, and the run goes on from its beginning."""
+    true, answers = launch.evaluation.sample_and_judge, []
+
+    async def pressing(*args, **how):
+        answers.append(0)
+        if len(answers) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            await launch.asyncio.Event().wait()
+        return await true(*args, **how)
+
+    monkeypatch.setattr(launch.evaluation, "sample_and_judge", pressing)
+    recipe, screen = validate(TINY, where="test"), Screen()
+    first = launch.train(recipe, home=tmp_path, base=tmp_path, reporter=screen)
+    assert (first.state, first.step, first.evaluations, screen.steps) == ("interrupted", 0, (), [])
+    assert "stopping: this evaluation ends here; once more to stop now" in screen.notes
+    again = launch.train(None, home=tmp_path, base=tmp_path, reporter=Screen(), resume=first.run)
+    assert (again.state, [e.step for e in again.evaluations]) == ("finished", [0, 2])
+
+
+def test_a_long_evaluation_says_how_far_it_is(tmp_path, monkeypatch):
+    true = launch.evaluation.sample_and_judge
+
+    async def slow(*args, **how):
+        await launch.asyncio.sleep(0.05)
+        return await true(*args, **how)
+
+    monkeypatch.setattr(launch.evaluation, "sample_and_judge", slow)
+    monkeypatch.setattr(launch, "QUIET", 0.001)
+    _, screen = run(tmp_path, steps=1)
+    (said,) = [note for note in screen.notes if note.startswith("measuring held_out at step 0")]
+    assert said == "measuring held_out at step 0: 0 of 150 answers after 0 s"  # 30 problems, 4 samples and a greedy one
+
+
+def test_a_model_lies_beside_its_recipe(tmp_path):
+    made = launch.models.resolve("tiny-random", tmp_path / "other")
+    (tmp_path / "mine").symlink_to(made)
+    outcome, _ = run(tmp_path, model="./mine", steps=1)
+    assert outcome.state == "finished"
+    with pytest.raises(ModelError, match=r"no model '\./nowhere'") as caught:
+        run(tmp_path, model="./nowhere")
+    assert caught.value.where == f"model: no folder at {tmp_path / 'nowhere'} or {Path.cwd() / 'nowhere'}"
+    assert len(Store.open(None, tmp_path).runs()) == 1
+
+
+def test_plain_demonstrations_are_taught_and_their_loss_is_measured(tmp_path):
+    rows = [{"q": f"say {word}", "sol": f"well, {word} it is"} for word in ("a", "b", "c", "d")]
+    fields = {"question": "q", "solution": "sol"}
+    parts = {"train": jsonl(tmp_path / "a.jsonl", *rows[:3]), "held_out": jsonl(tmp_path / "b.jsonl", rows[3])}
+    data = {name: {"source": source, "fields": fields} for name, source in parts.items()}
+    outcome, _ = run(tmp_path, base=TEACH, data=data, steps=1)
+    assert [[*e.losses] for e in outcome.evaluations] == [["sft"], ["sft"]]
+    assert all(e.accuracy is None for e in outcome.evaluations)

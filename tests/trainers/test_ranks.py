@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from jurat.platform.config import override, validate
+from jurat.platform.config import override
 from jurat.platform.memory import recorded
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
-from jurat.trainers import launch
 
 VOWELS = """
 import jurat
@@ -42,30 +41,17 @@ TINY = {
 }
 
 
-class Screen:
-    """A Reporter that keeps the steps."""
+@pytest.fixture
+def train(launched):
+    def run(home, changes):
+        home.mkdir()
+        (home / "vowels.py").write_text(VOWELS)
+        outcome, screen = launched(home, override(TINY, changes))
+        store = Store.open(None, home)
+        rows = [r.scored.rollout.tokens.tolist() for r in read(store, store.run(outcome.run), limit=None).records]
+        return outcome, rows, screen.steps
 
-    def __init__(self):
-        self.steps = []
-
-    def start(self, **said): ...
-
-    def step(self, report):
-        self.steps.append(report)
-
-    def evaluation(self, result): ...
-
-    def note(self, text): ...
-
-
-def train(home, changes):
-    home.mkdir()
-    (home / "vowels.py").write_text(VOWELS)
-    screen = Screen()
-    outcome = launch.train(validate(override(TINY, changes), where="test"), home=home, base=home, reporter=screen)
-    store = Store.open(None, home)
-    rows = [r.scored.rollout.tokens.tolist() for r in read(store, store.run(outcome.run), limit=None).records]
-    return outcome, rows, screen.steps
+    return run
 
 
 PPO = {"algorithm": {"name": "ppo", "critic": {"lr": 1e-4}}}
@@ -75,7 +61,7 @@ ADAPTERS = {"lora": {"rank": 4}, "optim.lr": 1e-3}
 @pytest.mark.parametrize(
     "changes", [{}, pytest.param(PPO, marks=pytest.mark.soak), pytest.param(ADAPTERS, marks=pytest.mark.soak)]
 )
-def test_two_ranks_train_as_one(tmp_path, changes):
+def test_two_ranks_train_as_one(train, tmp_path, changes):
     _, rows, steps = train(tmp_path / "one", changes)
     outcome, rows_of_two, steps_of_two = train(tmp_path / "two", changes | {"engine.ranks": 2, "checkpoint.every": 1})
     assert outcome.state == "finished" and rows == rows_of_two

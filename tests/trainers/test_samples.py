@@ -1,5 +1,7 @@
 """Groups to samples, and the numbers of a step: excluded samples leave baseline, weights and means."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -168,3 +170,10 @@ def test_a_role_that_learns_does_not_hide_one_that_does_not():
     with pytest.raises(RunFailed, match="3 updates in a row"):
         limits.check_updates([bad, good], notes)
     assert [note.split(" update")[0] for note in notes] == ["warning: policy"] * 3
+
+
+def test_a_greedy_sample_makes_a_signal():
+    """ReMax: one sample a prompt, right where the greedy one is wrong, then both right."""
+    right, wrong = group("a", "correct").scored[0], group("b", "incorrect").scored[0]
+    groups = [replace(group(name, "correct"), baseline=greedy) for name, greedy in (("c", wrong), ("d", right))]
+    assert step_metrics(Batch(step=0, groups=tuple(groups)), [])["group/zero_variance"] == 0.5

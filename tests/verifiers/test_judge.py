@@ -279,7 +279,8 @@ def test_the_deadline_does_not_count_the_queue():
 
 def many(count: int) -> None:
     process = psutil.Process()
-    with judge_of("hostile", workers=2, limits=Limits(tasks_per_process=3_000), cache=1_000) as judge:
+    limits = Limits(tasks_per_process=3_000)
+    with judge_of("hostile", workers=2, limits=limits, deadline=30.0, cache=1_000) as judge:
         peak = 0
         total = 0
         for seen, (_, judgement) in enumerate(

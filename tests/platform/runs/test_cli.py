@@ -267,3 +267,49 @@ def test_db_upgrade(jurat: Any, home: Path) -> None:
     assert jurat("db", "upgrade")[1] == f"sqlite:///{home}/jurat.db has schema 0001, the newest\n"
     told = json.loads(jurat("db", "upgrade", "--json")[1])
     assert (told["before"], told["now"]) == ("0001", "0001")
+
+
+def test_show_says_what_was_deleted_and_how_the_recipe_was_filled(jurat: Any, home: Path, finished: RunInfo) -> None:
+    store = Store.open(None, home)
+    stages = [{"name": "a", "steps": 3, "algorithm": {"name": "dpo", "beta": 0.3}}, {"name": "b", "steps": 1}]
+    recipe = Recipe.model_validate({
+        "model": "m", "data": {"train": {"source": "generated"}}, "steps": 7, "stages": stages,
+        "tracking": {"database": "postgresql://me:secret@there/runs"},
+    })  # fmt: skip
+    run = store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={}, run_id="two")
+    segment = store.start_segment(run, stage="a", first_step=0)
+    there = run.folder / "checkpoints" / "a" / "step-000002"
+    there.mkdir(parents=True)
+    for step, folder in ((1, there.with_name("step-000001")), (2, there)):
+        store.add_checkpoint(run, segment, CheckpointRef(path=str(folder), digest=f"sha256:{step}", step=step))
+    store.close()
+    out = jurat("runs", "show", "two")[1]
+    assert "step-000001 (deleted)\n" in out and "step-000002\n" in out
+    assert "3 steps: {name: dpo, " in out
+    shown = json.loads(jurat("runs", "show", "two", "--json")[1])
+    assert [c["there"] for c in shown["checkpoints"]] == [False, True]
+    assert [(a["stage"], a["steps"], a["algorithm"]["name"]) for a in shown["algorithms"]] == [
+        ("a", 3, "dpo"), ("b", 1, "grpo"),
+    ]  # fmt: skip
+    assert shown["algorithms"][0]["algorithm"]["beta"] == 0.3
+    filled = shown["filled"]
+    assert filled["stages"][0]["algorithm"]["beta"] == 0.3
+    assert filled["tracking"]["database"] == "postgresql://me:***@there/runs"
+
+
+def test_the_worst_are_those_that_a_policy_wrote(jurat: Any, home: Path, finished: RunInfo, scored: Any) -> None:
+    """A rejected completion of a pair has reward 0 and no verdict: it stands last, and is marked."""
+    store = Store.open(None, home)
+    run = store.run("one")
+    told = scored("rejected by hand", index=0, step=2, reward=-9.0)
+    visit = Visit(problem=told.rollout.problem, visit=0, position=0)
+    group = Group(visit=visit, scored=(told,), allocation=Allocation(samples=1, reason="given"))
+    segment = store.start_segment(run, stage="dpo", stage_index=1, first_step=2)
+    with closing(RunLedger(store, run, "dpo", segment, run.folder)) as ledger:
+        ledger.record_batch(Batch(step=2, groups=(group,)))
+    store.close()
+    first = json.loads(jurat("rollouts", "one", "--worst", "1", "--json")[1])["rollouts"]
+    assert first[0]["reward"]["value"] == -1.0
+    *_, last = json.loads(jurat("rollouts", "one", "--worst", "99", "--json")[1])["rollouts"]
+    assert (last["reward"]["value"], last["allocation"]["reason"]) == (-9.0, "given")
+    assert "  given, " in jurat("rollouts", "one", "--stage", "dpo")[1]
