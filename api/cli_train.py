@@ -111,10 +111,9 @@ def train(
         )  # fmt: skip
     needs_engine()
     parsed, base = (None, Path.cwd()) if recipe is None else recipes.load(recipe, assignments or ())
-    if parsed is not None:
-        _at_the_door(parsed, base, None if dry_run else run_id)
     if dry_run:
         assert parsed is not None
+        _at_the_door(parsed, base, None)
         from jurat.trainers.launch import dry_run as rehearse
 
         plan = rehearse(parsed, home=terminal.home(), base=base)
@@ -123,6 +122,8 @@ def train(
     if detach:
         from jurat.platform.runs.store import new_id
 
+        if parsed is not None:
+            _at_the_door(parsed, base, run_id)
         named = resume or run_id or new_id()
         words = ["--resume", named] if resume else [str(recipe), "--run-id", named]
         words += [word for each in assignments or () for word in ("--set", each)]
@@ -136,6 +137,8 @@ def train(
     with choose_screen(as_json=as_json) as screen:
         screen.note("starting")
         try:
+            if parsed is not None:
+                _at_the_door(parsed, base, run_id)
             from jurat.trainers import launch
 
             outcome = launch.train(
@@ -312,10 +315,9 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         what = {"pairs": "pairs", "labels": "labelled completions"}.get(stage["holds"], "problems")
         typer.echo(f"data    {sets} {what}" + (f"; {skipped} rows skipped" if skipped else ""))
         most, new = stage["samples_per_step_at_most"], f"{stage['max_new_tokens_per_step']:,} new tokens"
-        about = f"about {budget} samples, " if (budget := stage["samples_per_step_budget"]) else ""
-        fixed = (
-            f"{most} samples, at most {new}" if stage["samples_per_step"] else f"{about}at most {most} samples, {new}"
-        )
+        budget = stage["samples_per_step_budget"]
+        bound = f"at most {most} samples, {new}" + (f"; the budget is about {budget} samples" if budget else "")
+        fixed = f"{most} samples, at most {new}" if stage["samples_per_step"] else bound
         given = f"{most} pairs" if stage["holds"] == "pairs" else f"{most} given completions"
         typer.echo(f"step    {fixed if stage['max_new_tokens_per_step'] else given}")
         if stage["memory_bytes"]:

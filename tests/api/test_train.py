@@ -329,4 +329,5 @@ def test_dry_run_says_what_neyman_may_spend(jurat: Any, small: Path) -> None:
     part = "stages.1.allocation={name: neyman, samples_per_prompt: 4}"
     stage = jurat("train", small, "--set", part, "--dry-run", "--json").json["stages"][1]
     assert (stage["samples_per_step_budget"], stage["samples_per_step_at_most"]) == (16, 128)
-    assert "step    about 16 samples, at most 128 samples, " in jurat("train", small, "--set", part, "--dry-run").out
+    told = jurat("train", small, "--set", part, "--dry-run").out
+    assert "step    at most 128 samples, 768 new tokens; the budget is about 16 samples\n" in told

@@ -261,5 +261,5 @@ def test_check_reads_a_recipe_by_its_stages(jurat, tmp_path):
     )
     found = json.loads(jurat("check", tmp_path / "r.yaml", "--json")[1])
     assert found["ok"] and [(s["set"], s["holds"], s["without_gold"]) for s in found["sets"]] == [
-        ("sft.train", "answers", 0), ("dpo.train", "pairs", 1), ("dpo.held_out", "pairs", 1),
+        ("sft.train", "solutions", 0), ("dpo.train", "pairs", 1), ("dpo.held_out", "pairs", 1),
     ]  # fmt: skip
