@@ -262,8 +262,9 @@ def _flow(value: Mapping[str, Any]) -> str:
 def _algorithms(run: RunInfo) -> list[dict[str, Any]]:
     """Of each stage, as the recipe was filled: what it says, but for what is off or empty."""
     whole: Mapping[str, Any] = run.recipe
+    stages: Sequence[Mapping[str, Any]] = whole.get("stages") or ({},)
     made = []
-    for stage in whole.get("stages") or ({},):
+    for stage in stages:
         part = stage.get("algorithm") or whole["algorithm"]
         said = {key: value for key, value in part.items() if value not in (None, [], {})}
         made.append({"stage": stage.get("name", ""), "steps": stage.get("steps") or whole["steps"], "algorithm": said})
