@@ -383,7 +383,9 @@ class _Stage:
             )
             if first_step == 0:  # the stage's own loss is new, and so are answers that the stage before did not measure
                 known = {name for name in MEASURED if self.before and measured_alike(self.before, self.prepared, name)}
-                await measure(0, final=True, answers=MEASURED - known)
+                if not await measure(0, final=True, answers=MEASURED - known):
+                    await ledger.flush()
+                    return Reached(version=0, checkpoint=None, metrics={})
             reached = await run_loop(
                 self._flat(algorithm, first_step),
                 buffer=buffer,
