@@ -72,6 +72,8 @@ class History:
     """Whether an advantage is that of a sample over the others of its group, so that a group of equals teaches nothing."""
     mixed: bool = False
     """Whether only groups of which some are right and some wrong are learnt from."""
+    ahead: bool = False
+    """Whether batches are drawn while others are: the seconds of one then hold its wait behind them."""
     temperature: float = 1.0
     max_new_tokens: int = 0
     first_step: int = 0
@@ -88,6 +90,7 @@ class History:
         self.run, self.stage, self.algorithm = run_id, stage, recipe.algorithm.name
         self.compares = getattr(recipe.algorithm, "advantage", None) not in ("gae", "reinforce_pp")
         self.mixed = recipe.allocation.name == "dapo"
+        self.ahead = recipe.engine.max_lag > 0
         self.temperature, self.max_new_tokens = recipe.sampling.temperature, recipe.sampling.max_new_tokens
         self.first_step, self.last_step, self.report = first_step, last_step, None
         self.rewards, self.losses, self.seconds = [], [], []
@@ -128,10 +131,15 @@ class History:
 
 
 def phases(report: StepReport) -> dict[str, float]:
-    """Wall seconds of a step by phase; ``other`` is the wait that is neither sampling nor judging."""
+    """Wall seconds of a step by phase; ``other`` is the wait that is neither sampling nor judging. Of these two, where they
+    went on beside other steps, only as much as was waited for."""
     told = report.seconds
     out = {name: told.get(name, 0.0) for name in PHASES[:-1]}
-    out["other"] = max(0.0, told.get("wait", 0.0) - out["sample"] - out["judge"])
+    drawn = out["sample"] + out["judge"]
+    waited = told.get("wait", drawn)
+    if drawn > waited:
+        out |= {name: out[name] * waited / drawn for name in ("sample", "judge")}
+    out["other"] = max(0.0, waited - drawn)
     return {name: seconds for name, seconds in out.items() if seconds > 0}
 
 
@@ -177,12 +185,14 @@ def sparkline(values: list[float], width: int) -> str:
     return "".join(BARS[round((m - low) / (high - low) * (len(BARS) - 1))] for m in means)
 
 
-def speeds(report: StepReport) -> dict[str, float]:
-    """Tokens per second: ``sampled`` while sampling, ``trained`` (forwarded) while updating."""
+def speeds(history: History, report: StepReport) -> dict[str, float]:
+    """Tokens per second: ``sampled`` while sampling, ``trained`` (forwarded) while updating. Where nothing is sampled, or
+    batches are drawn ahead, nothing is said of sampling."""
     took, m = report.seconds, report.metrics
     found = {"sampled": (m.get("tokens/sampled", 0.0), took.get("sample", 0.0)),
              "trained": (m.get("policy/forwarded_tokens", 0.0), took.get("update", 0.0))}  # fmt: skip
-    return {name: count / seconds for name, (count, seconds) in found.items() if seconds > 0 and count > 0}
+    hidden = {"sampled"} if history.teaches or history.ahead else set()
+    return {name: n / s for name, (n, s) in found.items() if name not in hidden and s > 0 and n > 0}
 
 
 POLICY = (
@@ -238,7 +248,7 @@ def step_line(history: History) -> str:
         ]
     parts += policy_words(history, report, leave_out=("policy/lr", "policy/clip_fraction"))
     parts.append(f"{duration(history.seconds[-1])}/step")
-    if "sampled" in (speed := speeds(report)) and not history.teaches:
+    if "sampled" in (speed := speeds(history, report)):
         parts.append(f"{speed['sampled']:.0f} tokens/s")
     if (left := history.left()) is not None and history.done < history.last_step:
         parts.append(f"ETA {duration(max(1.0, left))}")
@@ -425,8 +435,7 @@ def _rows(history: History, report: StepReport, width: int) -> list[Text]:
         mean = f"{m.get('tokens/mean_length', 0.0):.1f} an answer"
         rows.append(_row("tokens", mean, longest, _alarm(f"cut {percent(cut)}", cut > 0.5)))
     rows.append(_row("policy", "  ".join(policy_words(history, report))))
-    shown = {"trained"} if history.teaches else {"sampled", "trained"}
-    speed = [f"{value:,.0f} tokens/s {name}" for name, value in speeds(report).items() if name in shown]
+    speed = [f"{value:,.0f} tokens/s {name}" for name, value in speeds(history, report).items()]
     rows.append(_row("speed", f"{duration(history.seconds[-1])}/step", *speed))
     rows.append(_phase_bar(report, max(8, min(30, width - 60))))
     rows += [_measured(history, name) for name in dict.fromkeys(e.name for e in history.evaluations)]

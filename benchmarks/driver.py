@@ -114,14 +114,14 @@ def actors(known: list[Completion]) -> Iterator[tuple[Any, Any]]:
     async def begin(_: Any) -> None: ...
 
     with home.open_home(Engine(home="ray"), print, roles=("sampler", "judge")) as opened:
-        hosts = [opened._host("sampler", Samples, begin), opened._host("judge", Judges, begin)]
-        home._wait(home._start(hosts))
+        hosts = [opened.host("sampler", Samples, begin), opened.host("judge", Judges, begin)]
+        home.wait(home.opened(hosts))
         sampler = RemoteSampler(None, dtype="float32")  # type: ignore[arg-type]  # no weights here, so no learner
         sampler.serve(hosts[0])
         try:
             yield sampler, RemoteJudge(hosts[1:])
         finally:
-            home._close(hosts)
+            home.close(hosts)
 
 
 def measure(

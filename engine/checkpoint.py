@@ -66,13 +66,17 @@ class FolderCheckpoints:
         draft = self.folder / f".step-{step:06d}"
         written: list[Awaitable[None]] = []
         with self._drafting(draft):
-            for role, learner in learners.items():
-                if isinstance(learner, Stages):
-                    written.append(await learner.stage(draft / role))
-                else:
-                    await learner.save(draft / role)
-                faults.point("checkpoint.mid_write")
-            _write_json(draft / "state.json", {"source": source, "meta": self.meta})
+            try:
+                for role, learner in learners.items():
+                    if isinstance(learner, Stages):
+                        written.append(await learner.stage(draft / role))
+                    else:
+                        await learner.save(draft / role)
+                    faults.point("checkpoint.mid_write")
+                _write_json(draft / "state.json", {"source": source, "meta": self.meta})
+            except BaseException:
+                await asyncio.gather(*written, return_exceptions=True)  # nobody writes into a draft that goes
+                raise
         if written:
             return asyncio.create_task(self._written(draft, step, written))
         done: asyncio.Future[CheckpointRef] = asyncio.get_running_loop().create_future()
@@ -81,8 +85,9 @@ class FolderCheckpoints:
 
     async def _written(self, draft: Path, step: int, written: Sequence[Awaitable[None]]) -> CheckpointRef:
         with self._drafting(draft):
-            for each in written:
-                await each
+            for ended in await asyncio.gather(*written, return_exceptions=True):
+                if isinstance(ended, BaseException):
+                    raise ended
         return await asyncio.to_thread(self._finish, draft, step)
 
     @contextmanager

@@ -321,7 +321,7 @@ def _fast(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layout
         native = engine.kernels == "auto"
         if not engine.max_lag:
             return LlamaDecoder(of, native=native)
-        own = FlatWeights(of.shape, dtype=of.dtype, device=engine.device)
+        own = FlatWeights(of.shape, dtype=of.dtype, device=engine.device, drawn=True)
         return PullingDecoder(LlamaDecoder(own, native=native), partial(own.take, of))
 
     def values() -> LlamaNetwork:

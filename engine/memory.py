@@ -448,8 +448,10 @@ def _sharded(
     rank = _rank(model, work, engine, lora=lora, reference="reference" in extra, critic=critic)
     if engine.sampler == "own":
         fast = _is_fast(model, engine)
-        weights = _copy(model, engine) if fast else _width(engine) * model.parameters
-        drawn = [Part(name="weights drawn from", bytes=weights), *(part for part in drawn if fast or part.phase)]
+        drawn = [
+            Part(name="weights drawn from", bytes=_width(engine) * model.parameters),
+            *(part for part in drawn if fast or part.phase),
+        ]
     elif not engine.vllm_url:  # what vLLM loads at a publish is put together here
         drawn = [*drawn, _carried(model, engine)]
     run = _placed("run", engine, drawn)

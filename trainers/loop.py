@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 
 from jurat.platform import faults
 from jurat.platform.memory import History
-from jurat.platform.ports import Checkpoints, Learner, Ledger, Reporter, Scorer, WeightLink
+from jurat.platform.ports import Checkpoints, Learner, Ledger, Reporter, Scorer, State, WeightLink
 from jurat.platform.randomness import generator
 from jurat.platform.types import CheckpointRef, StepReport, UpdateReport
 from jurat.trainers.balance import Balance
@@ -29,6 +28,7 @@ from jurat.trainers.limits import Limits
 from jurat.trainers.metrics import step_metrics, value_metrics
 from jurat.trainers.packing import pack, updates
 from jurat.trainers.samples import Algorithm, annotate
+from jurat.trainers.saving import Saving
 from jurat.trainers.timeline import waited
 
 
@@ -93,114 +93,95 @@ async def train(
     """
     buffer.published(run.first_step)
 
-    writing: asyncio.Task[CheckpointRef] | None = None
+    async def state() -> State:
+        return {**await buffer.checkpoint(), "controllers": controllers.state(),
+                "memory": memory.state(), "balance": balance.state()}  # fmt: skip
+
     begun = run.first_step  # version of the last checkpoint
-
-    async def save(version: int) -> None:
-        nonlocal writing, begun
-        if writing is not None:
-            await writing
-        started, begun = time.perf_counter(), version
-        state = {**await buffer.checkpoint(), "controllers": controllers.state()}
-        state |= {"memory": memory.state(), "balance": balance.state()}
-        await ledger.flush()  # a checkpoint never outruns its record
-        written = await checkpoints.begin(step=version, learners=learners, source=state)
-        held = time.perf_counter() - started
-
-        async def record() -> CheckpointRef:
-            ref = await written
-            ledger.record_checkpoint(ref)
-            seconds = time.perf_counter() - started
-            later = f", of which training waited {held:.1f} s" if seconds > 2 * held else ""
-            reporter.note(f"checkpoint at step {version}: {ref.path} ({seconds:.1f} s{later})")
-            return ref
-
-        writing = asyncio.create_task(record())
-        writing.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, should nobody await it
-        if written.done():
-            await writing
-
     version, metrics = run.first_step, dict[str, float]()
-    for step in range(run.first_step, run.num_steps):
-        if writing is not None and writing.done():
-            writing.result()  # one that could not be written ends the run now, not at the next one
-        clock = Clock(partial(memory.note, step))
-        balance.begin()
-        batch = await buffer.take(step)
-        if batch is None:
-            break
-        batch = waited(batch)
-        clock.lap("wait")
-        ledger.record_batch(batch)  # evidence first, then judgement
-        run.limits.check(batch, reporter)
-        algorithm = run.algorithm.with_kl(controllers.kl.coef) if controllers.kl else run.algorithm
-        scores = await annotate(
-            batch.groups,
-            algorithm.needs,
-            {**scorers, **learners},
-            tokens=run.tokens_per_microbatch,
-            baselines=algorithm.point_needs,
-        )
-        clock.lap("score")
-        groups = controllers.normalised(batch.groups)
-        samples = algorithm.samples(groups, scores)
-        reports: list[UpdateReport] = []
-        for part in updates(samples, epochs=run.epochs, per_epoch=run.updates_per_step, rng=run.rng(step, "updates")):
-            for role, objective in algorithm.objectives.items():
-                if not algorithm.learns(role, step):
-                    continue
-                packed = pack(
-                    part,
-                    objective,
-                    algorithm.aggregation,
-                    ranks=learners[role].ranks,
-                    tokens=run.tokens_per_microbatch,
-                    constant=algorithm.constant,
-                    whole_atoms=algorithm.whole_atoms,
-                )
-                limit = controllers.clip_norm if role == "policy" else None
-                reports.append(await learners[role].update(packed.rounds, objective, clip_norm=limit))
-                controllers.observe(reports[-1])
-        clock.lap("update")
-        run.limits.check_updates(reports, reporter)
-        faults.point("loop.between_update_and_publish")
-        if buffer.lockstep:
-            await buffer.settle()
+    async with Saving(checkpoints, ledger, reporter) as saving:
+        for step in range(run.first_step, run.num_steps):
+            saving.check()
+            clock = Clock(partial(memory.note, step))
+            balance.begin()
+            batch = await buffer.take(step)
+            if batch is None:
+                break
+            batch = waited(batch)
             clock.lap("wait")
-        version = step + 1
-        await link.publish(version)
-        buffer.published(version)
-        clock.lap("publish")
-        steered = controllers.steer(algorithm.reference_kl(samples), len(samples))
-        metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(groups)}
-        metrics |= steered | value_metrics(samples) | balance.after(step, clock.laps, ledger)
-        report = StepReport(
-            step=step,
-            version=version,
-            metrics=metrics,
-            updates=tuple(reports),
-            seconds={
-                **clock.laps,
-                "sample": batch.seconds.get("sample", 0.0),
-                "judge": batch.seconds.get("judge", 0.0),
-            },
-        )
-        await memory.note_elsewhere(step)
-        ledger.record_step(report)
-        reporter.step(report)
-        if run.saves_after(step):
-            await save(version)
-            clock.lap("save")
-        if run.evaluates_after(step):
-            await evaluate(version)
-            clock.lap("evaluate")
-        if buffer.stop.is_set():
-            break
-    if begun != version:
-        await save(version)
-    last = await writing if writing is not None else None
-    await buffer.cancel()
-    return Reached(version=version, checkpoint=last, metrics=metrics)
+            ledger.record_batch(batch)  # evidence first, then judgement
+            run.limits.check(batch, reporter)
+            algorithm = run.algorithm.with_kl(controllers.kl.coef) if controllers.kl else run.algorithm
+            scores = await annotate(
+                batch.groups,
+                algorithm.needs,
+                {**scorers, **learners},
+                tokens=run.tokens_per_microbatch,
+                baselines=algorithm.point_needs,
+            )
+            clock.lap("score")
+            groups = controllers.normalised(batch.groups)
+            samples = algorithm.samples(groups, scores)
+            reports: list[UpdateReport] = []
+            for part in updates(
+                samples, epochs=run.epochs, per_epoch=run.updates_per_step, rng=run.rng(step, "updates")
+            ):
+                for role, objective in algorithm.objectives.items():
+                    if not algorithm.learns(role, step):
+                        continue
+                    packed = pack(
+                        part,
+                        objective,
+                        algorithm.aggregation,
+                        ranks=learners[role].ranks,
+                        tokens=run.tokens_per_microbatch,
+                        constant=algorithm.constant,
+                        whole_atoms=algorithm.whole_atoms,
+                    )
+                    limit = controllers.clip_norm if role == "policy" else None
+                    reports.append(await learners[role].update(packed.rounds, objective, clip_norm=limit))
+                    controllers.observe(reports[-1])
+            clock.lap("update")
+            run.limits.check_updates(reports, reporter)
+            faults.point("loop.between_update_and_publish")
+            if buffer.lockstep:
+                await buffer.settle()
+                clock.lap("wait")
+            version = step + 1
+            await link.publish(version)
+            buffer.published(version)
+            clock.lap("publish")
+            steered = controllers.steer(algorithm.reference_kl(samples), len(samples))
+            metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(groups)}
+            metrics |= steered | value_metrics(samples) | balance.after(step, clock.laps, ledger)
+            report = StepReport(
+                step=step,
+                version=version,
+                metrics=metrics,
+                updates=tuple(reports),
+                seconds={
+                    **clock.laps,
+                    "sample": batch.seconds.get("sample", 0.0),
+                    "judge": batch.seconds.get("judge", 0.0),
+                },
+            )
+            await memory.note_elsewhere(step)
+            ledger.record_step(report)
+            reporter.step(report)
+            if run.saves_after(step):
+                await saving.begin(version, learners, state)
+                begun = version
+                clock.lap("save")
+            if run.evaluates_after(step):
+                await evaluate(version)
+                clock.lap("evaluate")
+            if buffer.stop.is_set():
+                break
+        if begun != version:
+            await saving.begin(version, learners, state)
+        last = await saving.last()
+        await buffer.cancel()
+        return Reached(version=version, checkpoint=last, metrics=metrics)
 
 
 class Clock:

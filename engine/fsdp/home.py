@@ -52,9 +52,8 @@ def start(
 
 def fast_decoder(config: PretrainedConfig, engine: Engine, learner: FsdpLearner) -> Decoder:
     """The sampler's side: its working copy is pulled; of the master, which nobody learns here, only the norms."""
-    weights = FlatWeights(shape_of(config), dtype=getattr(torch, engine.dtype), device=engine.device)
-    masters = weights.views(weights.master)
-    into = weights.views(weights.working) | {name: view for name, view in masters.items() if view.dim() == 1}
+    weights = FlatWeights(shape_of(config), dtype=getattr(torch, engine.dtype), device=engine.device, drawn=True)
+    into = weights.views(weights.working) | weights.norms()
     return PullingDecoder(LlamaDecoder(weights, native=engine.kernels == "auto"), lambda: learner.pull(into))
 
 

@@ -238,10 +238,8 @@ class Host:
 
     def shut(self) -> None:
         """Leave the group; the process can be opened again."""
-        policy = self.ranks.pop("", None)
-        self.ranks.clear()
-        if policy is not None:
-            policy.close()
+        while self.ranks:
+            self.ranks.popitem()[1].close()  # the policy's last: it ends the group
 
     def _tick(self) -> None:
         self.progress += 1

@@ -57,19 +57,19 @@ class LlamaDecoder:
         self.kernels = self._kernels.name
         self.max_length = shape.max_length
         self.packs = can_pack(self.dtype, self.device) if pack is None else pack
-        views, masters = weights.model(weights.working), weights.model(weights.master)
-        self._embed, self._norm = views.embed, masters.norm
+        views, norms = weights.model(weights.working), weights.norms()
+        self._embed, self._norm = views.embed, norms["model.norm.weight"]
         self._head = Matrix(views.head, pack=self.packs)
         self._layers = [
             _Layer(
-                norm1=master.norm1,
+                norm1=norms[f"model.layers.{index}.input_layernorm.weight"],
                 qkv=Matrix(_paired(layer.qkv, shape), pack=self.packs),
                 o=Matrix(layer.o, pack=self.packs),
-                norm2=master.norm2,
+                norm2=norms[f"model.layers.{index}.post_attention_layernorm.weight"],
                 gate_up=Matrix(layer.gate_up, pack=self.packs),
                 down=Matrix(layer.down, pack=self.packs),
             )
-            for layer, master in zip(views.layers, masters.layers, strict=True)
+            for index, layer in enumerate(views.layers)
         ]
         self._turns = _turns(shape, min(shape.max_length, 1024), self.device)
         self._bundles: list[_Bundle] = []

@@ -178,13 +178,15 @@ class FlatWeights:
     """One flat float32 ``master`` [n] and a ``working`` copy [n] in ``dtype`` on the same layout.
 
     In float32 the working copy *is* the master. Other buffers of the layout (gradient, moments) come from ``like``.
+    ``drawn``: only a decoder reads them; then a master beside a working copy has the norms alone, [n - num_matrix].
     """
 
-    def __init__(self, shape: Shape, *, dtype: torch.dtype, device: str = "cpu") -> None:
+    def __init__(self, shape: Shape, *, dtype: torch.dtype, device: str = "cpu", drawn: bool = False) -> None:
         self.shape, self.dtype = shape, dtype
         self.table, self.num_matrix, self.size = _table(shape)
-        self.master = torch.zeros(self.size, dtype=torch.float32, device=device)
-        self.working = self.master if dtype == torch.float32 else torch.zeros_like(self.master, dtype=dtype)
+        whole = dtype == torch.float32 or not drawn
+        self.master = torch.zeros(self.size if whole else self.size - self.num_matrix, device=device)
+        self.working = self.master if dtype == torch.float32 else self.like(dtype)
 
     @classmethod
     def from_folder(cls, folder: Path, *, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> FlatWeights:
@@ -220,7 +222,8 @@ class FlatWeights:
     def take(self, other: FlatWeights) -> None:
         """Become what a decoder reads of ``other``: its working copy, and of its master the norms."""
         self.working.copy_(other.working)
-        self.master[self.num_matrix :].copy_(other.master[self.num_matrix :])
+        norms = self.size - self.num_matrix
+        self.master[-norms:].copy_(other.master[-norms:])
 
     def read(self, folder: Path) -> None:
         """Replace the master by the weights of an HF folder, and refresh the working copy."""
@@ -256,6 +259,15 @@ class FlatWeights:
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """{HF name: view} of any buffer of this layout."""
         return {name: buffer[at : at + _count(size)].view(size) for name, (at, size) in self.table.items()}
+
+    def norms(self) -> dict[str, Tensor]:
+        """{HF name: view} of the master's norms: what a decoder reads in float32."""
+        start = self.size - len(self.master)
+        return {
+            name: self.master[at - start : at - start + _count(size)]
+            for name, (at, size) in self.table.items()
+            if at >= self.num_matrix
+        }
 
     def model(self, buffer: Tensor) -> Views:
         """The same views by role, with q, k, v joined and gate, up joined."""

@@ -51,17 +51,20 @@ class RayEngine:
         """Of the driver, and of each role; one that is dead has none, and is found dead by who needs it."""
 
         async def peaks() -> Mapping[str, int]:
-            found: dict[str, int] = {}
-            for host in self.hosts:
-                with suppress(Lost):
-                    for what, held in (await host.ask("peaks")).items():
-                        found[f"{host.role} {what}".removesuffix(" host")] = held
-            return found
+            async def of(host: Host) -> Mapping[str, int]:
+                try:
+                    held = await host.ask("peaks")
+                except Lost:
+                    return {}
+                return {f"{host.role} {what}".removesuffix(" host"): most for what, most in held.items()}
+
+            found = await asyncio.gather(*map(of, self.hosts))
+            return {whose: most for each in found for whose, most in each.items()}
 
         return History(meter("cpu"), peaks)
 
     def close(self) -> None:
-        _close(self.hosts)
+        close(self.hosts)
 
 
 class RayHome:
@@ -85,7 +88,7 @@ class RayHome:
         hosts: list[Host] = []
 
         def made(role: str, begin: Callable[[Host], Coroutine[Any, Any, None]]) -> Host:
-            hosts.append(self._host(role, SamplerActor if role == "sampler" else LearnerActor, begin))
+            hosts.append(self.host(role, SamplerActor if role == "sampler" else LearnerActor, begin))
             return hosts[-1]
 
         def make(role: str, *, lora: LoRA | None = None) -> Callable[[], local.LocalEngine | local.Sharded]:
@@ -113,7 +116,7 @@ class RayHome:
 
         def copied(role: str, become: Callable[[Host], Coroutine[Any, Any, None]] | None = None) -> Host:
             """A learner's actor with the policy's weights as they are now, also when it is made again; not started."""
-            start, weights = make(role), _wait(learner.weights("float32"))
+            start, weights = make(role), wait(learner.weights("float32"))
 
             async def begin(host: Host) -> None:
                 await host.ask("start", start)
@@ -125,7 +128,7 @@ class RayHome:
 
         def reference() -> RemoteScorer:
             scorer = RemoteScorer(copied("reference"), ranks=learner.ranks)
-            _wait(scorer.host.open())
+            wait(scorer.host.open())
             return scorer
 
         def critic(optim: Optim, total_steps: int) -> RemoteLearner:
@@ -134,8 +137,8 @@ class RayHome:
                 await values.restore(host)
 
             values = RemoteLearner(copied("critic", become), ranks=learner.ranks)
-            _wait(values.host.open())
-            values.checkpoint_bytes = _wait(values.host.sure("checkpoint_bytes"))
+            wait(values.host.open())
+            values.checkpoint_bytes = wait(values.host.sure("checkpoint_bytes"))
             return values
 
         info: dict[str, Any] = {}
@@ -144,9 +147,9 @@ class RayHome:
         sampler = RemoteSampler(learner, dtype=engine.dtype)
         sampler.serve(made("sampler", begin_sampler))
         try:
-            _wait(_start(hosts))
+            wait(opened(hosts))
         except BaseException:
-            _close(hosts)
+            close(hosts)
             raise
         threads = {role: self.cluster.threads(role) for role in ("sampler", "learner")}
         return RayEngine(
@@ -165,14 +168,15 @@ class RayHome:
         async def begin(host: Host) -> None:
             await host.ask("start", make, list(specs), digest)
 
-        hosts = [self._host("judge", JudgeActor, begin) for _ in range(self.cluster.engine.judges)]
+        hosts = [self.host("judge", JudgeActor, begin) for _ in range(self.cluster.engine.judges)]
         try:
-            _wait(_start(hosts))
+            wait(opened(hosts))
             yield RemoteJudge(hosts)
         finally:
-            _close(hosts)
+            close(hosts)
 
-    def _host(self, role: str, actor: type, begin: Callable[[Host], Coroutine[Any, Any, None]]) -> Host:
+    def host(self, role: str, actor: type, begin: Callable[[Host], Coroutine[Any, Any, None]]) -> Host:
+        """An ``actor`` in the place of ``role``, made by ``opened``; ``begin`` sets it up, again when it is replaced."""
         return Host(
             role, create=self.cluster.create(role, actor), begin=begin, stands=partial(self.cluster.stands, role),
             hang_seconds=self.cluster.engine.hang_seconds, note=self.note,
@@ -186,13 +190,14 @@ def open_home(engine: Engine, note: Callable[[str], None], *, roles: Sequence[st
         yield RayHome(cluster, note)
 
 
-async def _start(hosts: Sequence[Host]) -> None:
+async def opened(hosts: Sequence[Host]) -> None:
+    """Make and begin all at once."""
     async with asyncio.TaskGroup() as tasks:
         for host in hosts:
             tasks.create_task(host.open())
 
 
-def _wait(work: Coroutine[Any, Any, T]) -> T:
+def wait(work: Coroutine[Any, Any, T]) -> T:
     """Do ``work`` in a loop of its own and wait, whether or not this thread runs one."""
     with ThreadPoolExecutor(1) as thread:
         try:
@@ -204,7 +209,7 @@ def _wait(work: Coroutine[Any, Any, T]) -> T:
             raise error from None
 
 
-def _close(hosts: Sequence[Host]) -> None:
+def close(hosts: Sequence[Host]) -> None:
     """Let each end its children, then end it; those that do not answer are killed."""
     shut = {ref: host for host in hosts if (ref := host.shut()) is not None}
     done: Sequence[Any] = ()

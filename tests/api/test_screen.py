@@ -89,6 +89,14 @@ def test_no_trained_token_shows_no_policy_numbers() -> None:
     assert "nothing to learn from" in line and "entropy" not in line
 
 
+def test_of_batches_drawn_ahead_only_the_wait_counts_and_no_speed_is_given() -> None:
+    ahead = RECIPE.model_copy(update={"engine": RECIPE.engine.model_copy(update={"max_lag": 2})})
+    drawn = replace(report(0), seconds={"wait": 0.5, "sample": 7.0, "judge": 1.0, "update": 1.5})
+    line = step_line(history(drawn, recipe=ahead))
+    assert "2.0 s/step" in line and "tokens/s" not in line
+    assert phases(drawn) == pytest.approx({"sample": 0.4375, "judge": 0.0625, "update": 1.5})
+
+
 def test_phases_split_the_wait() -> None:
     assert phases(report(0)) == pytest.approx(
         {"sample": 1.9, "judge": 0.1, "update": 1.8, "publish": 0.1, "other": 0.1}

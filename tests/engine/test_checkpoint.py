@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -139,6 +140,39 @@ async def test_disk_full_while_writing(build, tmp_path, monkeypatch):
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir() if "step" in path.name] == ["step-000001"]
     assert checkpoint.latest(tmp_path).step == 1
+
+
+class Writer:
+    """A learner that stages: its file is written when the event loop is free, or it fails at once."""
+
+    checkpoint_bytes = 0
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.wrote = error, False
+
+    async def stage(self, folder: Path):
+        if self.error:
+            raise self.error
+        folder.mkdir(parents=True)
+
+        async def write() -> None:
+            await asyncio.sleep(0.01)
+            (folder / "model.safetensors").write_bytes(b"1")
+            self.wrote = True
+
+        return write()
+
+
+async def test_a_draft_goes_only_when_nobody_writes_into_it(tmp_path):
+    store, policy = FolderCheckpoints(tmp_path), Writer()
+    critic = Writer(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(RunFailed, match="No space left on device"):
+        await store.begin(step=1, learners={"policy": policy, "critic": critic}, source=SOURCE)
+    assert policy.wrote and not list(tmp_path.iterdir())
+    ref = await store.save(step=2, learners={"policy": Writer(), "critic": Writer()}, source=SOURCE)
+    assert sorted(json.loads((Path(ref.path) / "manifest.json").read_text())["files"]) == [
+        "critic/model.safetensors", "policy/model.safetensors", "state.json",
+    ]  # fmt: skip
 
 
 KILLED = """

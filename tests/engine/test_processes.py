@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from jurat.engine.fsdp.processes import Processes, RanksLost
+from jurat.engine.fsdp.processes import Host, Processes, RanksLost
 from jurat.platform.errors import ModelError, RunFailed
 
 HOST = """
@@ -133,3 +133,19 @@ def test_ranks_end_with_their_driver(tmp_path):
             break
         time.sleep(0.1)
     assert not any(map(alive, pids)) and not os.path.exists(folder)
+
+
+def test_the_policy_of_a_host_is_closed_last():
+    closed = []
+
+    class Opened:
+        def __init__(self, role):
+            self.role = role
+
+        def close(self):
+            closed.append(self.role)
+
+    host = Host()
+    host.ranks |= {role: Opened(role) for role in ("", "critic")}
+    host.shut()
+    assert closed == ["critic", ""] and host.ranks == {}

@@ -45,6 +45,21 @@ def test_in_float32_the_working_copy_is_the_master(make):
     assert apart.master.any() and apart.working is apart.master
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_only_drawn_from_has_a_working_copy_and_norms(make, dtype):
+    model = make.llama()
+    state = {name: value + 0.001 for name, value in model.state_dict().items()}
+    whole = FlatWeights.from_state_dict(model.config, state, dtype=dtype)
+    drawn = FlatWeights(whole.shape, dtype=dtype, drawn=True)
+    norms = sum(value.numel() for value in state.values() if value.dim() == 1)
+    assert len(drawn.master) == (whole.size if dtype == torch.float32 else norms)
+    drawn.take(whole)
+    assert torch.equal(drawn.working, whole.working)
+    assert sum(map(len, drawn.norms().values())) == norms
+    for name, norm in drawn.norms().items():
+        assert torch.equal(norm, state[name]) and torch.equal(norm, whole.norms()[name])
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_folder_written_from_the_views_loads_in_transformers(make, tmp_path, tied):
     from transformers import AutoModelForCausalLM
