@@ -332,7 +332,8 @@ class ServedSampler:
                 self._check(await self._server.hello())
         except (Lost, TimeoutError) as error:
             raise ConfigError(f"no vLLM server answers: {str(error) or f'within {self._seconds:g} s'}",
-                              where=f"engine.vllm_url: {self.url}", fix="start one by python -m jurat.engine.vllm.serve MODEL (docs/vllm.md)") from error  # fmt: skip
+                              where=f"engine.vllm_url: {self.url}",
+                              fix="start one by python -m jurat.engine.vllm.serve MODEL (docs/vllm.md)") from error  # fmt: skip
         await self._hand_over()
         return self.hello
 
