@@ -139,6 +139,7 @@ def damage(path: Path) -> str:
         if manifest["format"] != FORMAT:
             return f"manifest.json has format {manifest['format']!r}, this version reads {FORMAT}"
         files = dict(manifest["files"])
+        _ = manifest["step"], manifest["parent"], files["state.json"]  # without them it is no checkpoint
     except FileNotFoundError:
         return "manifest.json is missing"
     except (ValueError, KeyError, TypeError) as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jurat.platform.errors import ConfigError, ModelError
-from jurat.platform.recipe import DPO, KTO, OFFLINE, SFT, Engine, LoRA, PolicyGradient, Recipe
+from jurat.platform.recipe import DPO, KTO, SFT, Engine, LoRA, PolicyGradient, Recipe
 
 GIB, MIB = 1 << 30, 1 << 20
 FAST = ("llama", "mistral")
@@ -174,10 +174,14 @@ def work_of(stage: Recipe, model: Model, prompt_tokens: int | None = None) -> Wo
     rows = max(min(stage.tokens_per_microbatch, total), prompt + learns if isinstance(part, PolicyGradient) else 1)
     measured = [source for source in (stage.data.held_out, stage.data.unseen) if source is not None]
     problems = max(evaluate.problems, evaluate.final_problems) if measured else 0
-    sampled = min(concurrent, max(problems * evaluate.samples, 0 if part.name in OFFLINE else samples))
+    drawn = 0
+    if isinstance(part, PolicyGradient):
+        drawn = samples + stage.prompts_per_step * (part.advantage == "remax")
+    batches = 1 if stage.engine.lockstep else 1 + stage.engine.max_lag  # sampled at once
+    sampled = min(concurrent, max(problems * evaluate.samples, drawn * batches))
     return Work(
         rows=rows, flat=math.ceil(rows * each * (prompt + learns) / (prompt + each * learns)),
-        longest=max(prompt, learns), sampled=sampled, prompts=min(sampled, problems or stage.prompts_per_step),
+        longest=max(prompt, learns), sampled=sampled, prompts=min(sampled, max(problems, batches * stage.prompts_per_step)),
         prompt=prompt, new=new,
     )  # fmt: skip
 

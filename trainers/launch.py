@@ -220,6 +220,9 @@ def _memory(stages: Sequence[Prepared], folder: Path, note: Callable[[str], None
     Raises ConfigError for a stage that cannot fit. Prompts are those of the data; what machines of a cluster have is theirs.
     """
     engine = stages[0].recipe.engine
+    for each in stages:
+        if engine.home == "local":  # a cluster's machines see for themselves
+            local.refuse(engine, each.recipe.lora)
     try:
         model = memory.read_model(folder)
     except ModelError as error:

@@ -40,6 +40,8 @@ class Machine(Actor):
 
     async def peaks(self) -> Mapping[str, int]:
         """Most memory that this process has had since it was last asked, as ``engine/meter.py`` has it, and its ranks."""
+        if not hasattr(self, "_meter"):
+            return {}  # the one before is lost, and this one is not ready
         ranks = await self.machine.learner.peaks() if isinstance(self.machine, Sharded) else {}
         return {**self._meter(), **ranks}
 

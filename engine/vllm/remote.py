@@ -230,8 +230,9 @@ class ServedSampler:
                 faults.point("sampler.mid_decode")
                 if row.phase == "prefill":
                     row.enter("decode")
-                self._moved = time.monotonic()
-                self.turns += 1
+                if part.token_ids or part.finish_reason:  # a part that says nothing is no progress
+                    self._moved = time.monotonic()
+                    self.turns += 1
                 tokens += [(each.token_id, each.logprob) for each in part.logprobs.content]
                 if len(tokens) > room or any(t >= self._vocab for t in part.token_ids):
                     raise self._server.odd(f"tokens that were not asked for, rollout {request.rollout_id}", tokens[-5:])
@@ -327,9 +328,11 @@ class ServedSampler:
         self._lock = asyncio.Lock()
         self._watcher = asyncio.create_task(self._watch())
         try:
-            self._check(await self._server.hello())
-        except Lost as error:
-            raise ConfigError(f"no vLLM server answers: {error}", where=f"engine.vllm_url: {self.url}",
+            async with asyncio.timeout(self._seconds):
+                self._check(await self._server.hello())
+        except (Lost, TimeoutError) as error:
+            raise ConfigError(f"no vLLM server answers: {str(error) or f'within {self._seconds:g} s'}",
+                              where=f"engine.vllm_url: {self.url}",
                               fix="start one by python -m jurat.engine.vllm.serve MODEL (docs/vllm.md)") from error  # fmt: skip
         await self._hand_over()
         return self.hello
@@ -411,7 +414,7 @@ class ServedSampler:
         """By the file, where the server sees it; else as a stream of its bytes, a bucket at a time."""
         weights, server = self._weights, self._server
         found = await server.rpc("jurat_sees", weights.path, weights.mark)
-        if all(each == {"sees": True} for each in found):
+        if found and all(each == {"sees": True} for each in found):
             await server.rpc("jurat_load", weights.path)
             return
         for offset in [*range(0, weights.bytes, BUCKET_BYTES), weights.bytes]:

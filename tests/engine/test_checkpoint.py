@@ -96,6 +96,7 @@ async def test_a_damaged_byte_is_named_and_the_one_before_used(build, tmp_path, 
         (lambda p: (p / "manifest.json").write_text("{"), "manifest.json cannot be read"),
         (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json cannot be read"),
         (lambda p: (p / "manifest.json").write_text('{"format": 9}'), "format 9, this version reads 1"),
+        (lambda p: (p / "manifest.json").write_text('{"format": 1, "files": {}}'), "manifest.json cannot be read"),
     ],
 )
 async def test_incomplete_ones_are_named(build, tmp_path, spoil, wrong):

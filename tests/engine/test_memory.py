@@ -251,3 +251,20 @@ def test_a_run_takes_what_was_predicted(case, hidden, tmp_path):
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     (row,) = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert 0.8 < row["ratio"] < 1.1, row
+
+
+def test_batches_in_flight_are_drawn_at_once():
+    def sampled(**engine):
+        recipe = stage(prompts_per_step=4, allocation={"samples_per_prompt": 8}, engine=engine)
+        work = memory.work_of(recipe, model(), 128)
+        return work.sampled, work.prompts
+
+    assert sampled() == (32, 4)
+    assert sampled(max_lag=2) == (96, 12)
+    assert sampled(max_lag=8) == (128, 36)  # sampling.max_concurrent
+    assert sampled(max_lag=2, lockstep=True) == (32, 4)  # one after the other
+
+
+def test_a_greedy_baseline_is_drawn_too():
+    recipe = stage(algorithm={"name": "remax"}, prompts_per_step=16, allocation={"samples_per_prompt": 1})
+    assert memory.work_of(recipe, model(), 128).sampled == 32

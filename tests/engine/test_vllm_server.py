@@ -449,6 +449,22 @@ async def test_silence_is_no_answer(fake, sampler, monkeypatch):
     fake.gone.set()
 
 
+async def test_parts_without_a_token_are_silence_too(fake, sampler, monkeypatch):
+    monkeypatch.setattr(remote, "RETRIES", 1)
+    client, enough = sampler(seconds=1.0), threading.Event()
+
+    def empty(body):
+        yield part(tokens_of(body)[:1])
+        while not enough.wait(0.02):
+            yield part([])
+
+    fake.answer = empty
+    before = client.turns
+    assert "no token for 1 s" in str(await asyncio.wait_for(failure(client), 8))
+    assert client.turns - before <= 2  # or a watcher elsewhere would take it for progress
+    enough.set()
+
+
 async def test_one_that_waits_for_others_is_not_lost(fake, sampler):
     client = sampler(seconds=1.0)
 
@@ -597,6 +613,31 @@ def test_a_server_that_accepts_and_says_nothing(sampler):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         with pytest.raises(ConfigError, match="no vLLM server answers"):
             sampler(url=f"http://127.0.0.1:{deaf.getsockname()[1]}", seconds=0.5)
+
+
+def test_a_server_that_says_one_byte_at_a_time(sampler):
+    import socket
+
+    def dribble(listening, done):
+        asked, _ = listening.accept()
+        with asked:
+            asked.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            while not done.wait(0.1):
+                try:
+                    asked.sendall(b" ")
+                except OSError:
+                    return
+
+    done, began = threading.Event(), time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=dribble, args=(listening, done), daemon=True)
+        thread.start()
+        threading.Timer(6, done.set).start()  # so that a client that waits for ever is found out
+        with pytest.raises(ConfigError, match="no vLLM server answers"):
+            sampler(url=f"http://127.0.0.1:{listening.getsockname()[1]}", seconds=0.5)
+        assert not done.is_set() and time.monotonic() - began < 5
+        done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(

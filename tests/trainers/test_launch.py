@@ -422,3 +422,10 @@ def test_plain_demonstrations_are_taught_and_their_loss_is_measured(tmp_path):
     outcome, _ = run(tmp_path, base=TEACH, data=data, steps=1)
     assert [[*e.losses] for e in outcome.evaluations] == [["sft"], ["sft"]]
     assert all(e.accuracy is None for e in outcome.evaluations)
+
+
+def test_what_the_ranks_of_a_later_stage_cannot_do_is_refused_before_the_first(tmp_path):
+    stages = [{"name": "a", "steps": 1}, {"name": "b", "steps": 1, "lora": {"rank": 2}}]
+    recipe = validate({**TINY, "engine": {"ranks": 2, "tp": 2}, "stages": stages}, where="test")
+    with pytest.raises(ConfigError, match="adapters are cut over ranks"):
+        launch.dry_run(recipe, home=tmp_path, base=tmp_path)
