@@ -85,7 +85,6 @@ def build(
         lane, count = compute.Lane("sampler"), max(1, count // 2)
         lane.call(threads.set_up, count)
     threads.set_up(count)
-    tokenizer = HFTokenizer(folder)
     config = AutoConfig.from_pretrained(folder)
     reason = _why_simple(config, engine)
     refuse(engine, lora)
@@ -93,6 +92,7 @@ def build(
         own = engine.model_copy(update={"threads": count})
         made = sharded(folder, own, optim, sampling, total_steps=total_steps, lora=lora, seed=seed)
         return _sampled(made, folder, engine, sampling, config, lane, simple=reason)
+    tokenizer = HFTokenizer(folder)
     make = _simple if reason else _fast
     compute.call(threads.set_up, count)
     adapters = layout(folder, lora) if lora else None
