@@ -199,7 +199,7 @@ def _refuse_unread(part: PolicyGradient) -> None:
     ]
     for place, each in enumerate(part.corrections):
         at, fields = f"algorithm.corrections.{place}", Correction.model_fields
-        for key in fields.keys() - {"name", *READ[each.name]}:
+        for key in [key for key in fields if key not in ("name", *READ[each.name])]:
             why = f"is not read by {at}.name {each.name!r}"
             reads = f"leave it out: {each.name} reads {', '.join(READ[each.name])}"
             unread.append((getattr(each, key) != fields[key].default, f"{at}.{key}", why, reads))
