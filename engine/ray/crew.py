@@ -5,7 +5,8 @@ asked; an item is answered once, whatever happens.
 
 Where a crew is ``hedged``, nobody waits long for one worker: an item that takes many times as long as items do is leased
 to a second one, and so is all that a worker holds which has said nothing for so long; the first answer counts. Such a
-worker is doubted: once it is heard of again it is asked what another is asked too, until an answer of its comes first.
+worker is doubted: once it is heard of again it is asked one item that another is asked too, and again, until it answers
+one in time.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Crew:
                 self._lease(lane, keys, now)
                 for other in free:
                     if other.doubted and other.room > 0 and keys[-1] not in other.held:
+                        other.probe = keys[-1]
                         self._lease(other, keys[-1:], now)
         if self.hedged and self._alarm is None and self._open:
             wait = self._patience / 2
@@ -110,11 +112,15 @@ class Crew:
             async for found in lane.host.stream("work", items):
                 lane.heard, lane.limit = clock(), max(1, lane.limit)
                 for key, result in found:
-                    since = lane.held.pop(key, None)
-                    if self._resolve(key, result) and since is not None:
+                    since, first = lane.held.pop(key, None), self._resolve(key, result)
+                    if since is None:
+                        continue
+                    took = clock() - since
+                    if first or took <= self._patience:
                         lane.limit, lane.doubted = min(lane.window, 2 * lane.limit), False
+                    if first:
                         self._answers += 1
-                        self._usual += (clock() - since - self._usual) / min(self._answers, RECENT)
+                        self._usual += (took - self._usual) / min(self._answers, RECENT)
                 if self._queue:
                     self._wake()
         except Lost:
@@ -177,7 +183,7 @@ class Crew:
     def _forget(self, key: int) -> None:
         """Tell those who have it in hand that nobody waits."""
         for lane in self._lanes:
-            if lane.held.pop(key, None) is not None:
+            if key != lane.probe and lane.held.pop(key, None) is not None:
                 lane.dropped.append(key)
                 self._wake()
 
@@ -193,6 +199,8 @@ class _Lane:
         """When it last said something, or was given something to do after it had nothing."""
         self.doubted = False
         """Whether all that it holds must be asked of another too."""
+        self.probe: int | None = None
+        """What it was asked last while doubted. It is not told to drop it, so that it can answer in time, if not first."""
         self.dropped: list[int] = []
         """Answered elsewhere or cancelled; to be told."""
         self.closed = 0
