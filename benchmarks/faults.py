@@ -4,9 +4,10 @@
     python benchmarks/faults.py slow-judge [--steps 12] [--seconds 1.0] [--json OUT]
 
 ``recovery`` runs a tiny recipe once for each role, point and signal; the process of that role is hit there, and the run is
-compared with one in this process without faults: rollouts, metrics of all steps, digests of the last checkpoint. A killed
-process is missed at once, a stopped one after ``--hang`` seconds without progress, which its time includes. Snapshots are
-taken every 2 updates, so that a learner comes back from one and from updates after it.
+compared with one in this process without faults, to the last bit: tokens, rewards, metrics of all steps, digests of the
+last checkpoint; the sampler's log-probs but for their rounding. A killed process is missed at once, a stopped one after
+``--hang`` seconds without progress, which its time includes. Snapshots are taken every 2 updates, so that a learner comes
+back from one and from updates after it.
 
 ``slow-judge`` runs a recipe with three judges, then again with one stopped for good and one that works for 20 ms in every
 ``--seconds``, and prints the share of the time in which sampler and learner wait for the last verdicts of a batch.
@@ -30,6 +31,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import psutil
 
 from jurat.engine.ray import needs_ray
@@ -67,6 +69,8 @@ POINTS: Mapping[str, Sequence[str]] = {
     "critic": ("actor.mid_start", "actor.mid_work:5", "actor.before_answer:5", "actor.mid_snapshot:2", "learner.mid_save:2"),
 }  # fmt: skip
 """Role -> points of platform/faults.py with the visit at which it strikes."""
+ROUNDING = 2e-6
+"""Of a float32 log-prob: four times the last bit of one below 8."""
 
 
 @dataclass
@@ -95,6 +99,8 @@ class Result:
     """What must not depend on faults."""
 
     rollouts: tuple[tuple[Any, ...], ...]
+    logprobs: Mapping[str, np.ndarray]
+    """The sampler's, by rollout. Asked again, a prompt may be prefilled in another batch, whose sums are rounded otherwise."""
     metrics: tuple[Mapping[str, float], ...]
     """By step, seconds left out."""
     state: Mapping[str, str]
@@ -116,14 +122,14 @@ def train(changes: Mapping[str, Any], screen: Screen) -> Result:
             r.step,
             r.scored.rollout.id,
             r.scored.rollout.tokens.tolist(),
-            r.scored.rollout.sampler_logprobs.tolist(),
             r.scored.judgement.reward.value,
         )
         for r in records
     ]
+    logprobs = {r.scored.rollout.id: r.scored.rollout.sampler_logprobs for r in records}
     metrics = [{k: v for k, v in step.metrics.items() if not is_timed(k)} for step in screen.steps]
     state = {name: digest for name, digest in files.items() if name.endswith(".safetensors")}
-    return Result(tuple(sorted(rollouts)), tuple(metrics), state)
+    return Result(tuple(sorted(rollouts)), logprobs, tuple(metrics), state)
 
 
 @cache
@@ -139,15 +145,16 @@ class Row:
     signal: str
     seconds: float | None
     """From the loss to the new process's readiness; None: the point was not reached."""
-    same: bool
-    """Whether rollouts, metrics and final state are those of the clean run, to the last bit."""
+    differs: tuple[str, ...]
+    """What of tokens, rewards, metrics and final state is not that of the clean run to the last bit, nor the sampler's
+    log-probs but for rounding."""
     lost: int
     doubled: int
     """Samples against the clean run."""
 
     @property
     def good(self) -> bool:
-        return self.seconds is not None and self.same and not self.lost and not self.doubled
+        return self.seconds is not None and not (self.differs or self.lost or self.doubled)
 
 
 def hit(role: str, point: str, number: str, *, hang_seconds: float) -> Row:
@@ -168,9 +175,29 @@ def hit(role: str, point: str, number: str, *, hang_seconds: float) -> Row:
     seconds = [float(said[1]) for note in screen.notes if (said := re.search(taken, note))]
     counts, wanted = (Counter(row[1] for row in each.rollouts) for each in (found, expected))
     return Row(
-        role, point, number, max(seconds, default=None), found == expected,
+        role, point, number, max(seconds, default=None), tuple(differences(found, expected)),
         lost=(wanted - counts).total(), doubled=(counts - wanted).total(),
     )  # fmt: skip
+
+
+def differences(found: Result, expected: Result) -> Iterator[str]:
+    """Where the two are not equal, in words; for log-probs, where they are apart by more than ROUNDING."""
+    for got, want in zip(found.rollouts, expected.rollouts, strict=False):
+        if got != want:
+            yield f"rollout {want[1]} of step {want[0]}"
+    for step, (now, then) in enumerate(zip(found.metrics, expected.metrics, strict=False)):
+        for name in sorted(now.keys() | then.keys()):
+            if now.get(name) != then.get(name):
+                yield f"{name} of step {step}: {now.get(name)}, not {then.get(name)}"
+    for name in sorted(found.state.keys() | expected.state.keys()):
+        if found.state.get(name) != expected.state.get(name):
+            yield name
+    for name in sorted(found.logprobs.keys() & expected.logprobs.keys()):
+        apart = np.abs(found.logprobs[name] - expected.logprobs[name]).max()
+        if apart > ROUNDING:
+            yield f"log-probs of {name} by {apart:.1e}"
+    if len(found.rollouts) != len(expected.rollouts) or len(found.metrics) != len(expected.metrics):
+        yield f"{len(found.metrics)} steps, {len(found.rollouts)} rollouts"
 
 
 @contextmanager
@@ -198,7 +225,7 @@ def recovery(args: argparse.Namespace) -> list[Row]:
                 row = hit(role, point, number, hang_seconds=args.hang)
                 rows.append(row)
                 took = "not reached" if row.seconds is None else f"{row.seconds:.1f}"
-                same = "equal" if row.same else "DIFFERS"
+                same = "; ".join(row.differs) or "equal"
                 print(f"| {role} | `{point}` | {number} | {took} | {same} | {row.lost}, {row.doubled} |", flush=True)
     return rows
 
