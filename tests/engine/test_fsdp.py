@@ -469,11 +469,13 @@ def test_models_that_cannot_be_cut_are_refused(open_ranks, make, group, tmp_path
 
 async def test_a_rank_killed_in_an_update_ends_it(open_ranks, group, make, tmp_path):
     learner, mb = open_ranks(2), make.microbatch(GROUPS)
-    update = asyncio.create_task(learner.update(((mb, mb),) * 1000, OBJECTIVE))
-    await asyncio.sleep(1.0)
+    begun = group().moves
+    update = asyncio.create_task(learner.update(((mb, mb),) * 2000, OBJECTIVE))
+    while group().moves == begun:
+        await asyncio.sleep(0.01)
     assert not update.done()
     os.kill(group().pids[1], signal.SIGKILL)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         with pytest.raises(RunFailed, match="rank 1 was killed by SIGKILL during update"):
             await update
         with pytest.raises(RunFailed, match="it goes on from its last checkpoint"):

@@ -238,7 +238,7 @@ async def test_judge_lost_in_mid_work(judges, number):
     os.kill(was, number)
     found = await asyncio.gather(*tasks)
     assert [made.reward.value for made in found] == list(map(float, range(600)))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while first.incarnation == incarnation:  # answers of the other one did not wait for this
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
@@ -259,16 +259,18 @@ async def test_nobody_waits_for_a_judge_that_hangs(judges):
         made = [judge.judge(PROBLEM, "x" * (n % 9), finish="stop") for n in range(count)]
         assert [each.reward.value for each in await asyncio.gather(*made)] == [float(n % 9) for n in range(count)]
 
+    async def trusted():  # on a busy machine it is late without being stopped
+        async with asyncio.timeout(120):
+            while lane.doubted:
+                await ask(2)
+
     await ask(20)
-    assert not lane.doubted
+    await trusted()
     os.kill(first.pid, signal.SIGSTOP)
     await ask(100)
     assert lane.doubted and lane.room <= 0 and first.incarnation == incarnation
     os.kill(first.pid, signal.SIGCONT)
-    deadline = time.monotonic() + 60
-    while lane.doubted:
-        assert time.monotonic() < deadline
-        await ask(2)
+    await trusted()
     await ask(100)
     assert first.incarnation == incarnation
 
@@ -288,7 +290,7 @@ async def test_cancelled_items_are_dropped(judges):
     for task in tasks[1:]:
         task.cancel()
     assert (await tasks[0]).reward.value == 1.0
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while any(lane.held for lane in judge.crew._lanes):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -433,7 +435,7 @@ def nothing_left():
     """All ranks end with their run."""
     before = {p.pid for p in ranks(psutil.Process())}
     yield
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while left := [p for p in ranks(psutil.Process()) if p.pid not in before]:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
@@ -464,7 +466,7 @@ def test_a_rank_and_its_actor_die_together(cluster, tmp_path, nothing_left):
     assert rows == alone[0]
     assert steps == alone[1]
     assert len(found) == 4  # the actor, the process that forks, two ranks
-    assert not psutil.wait_procs(found, timeout=30)[1]
+    assert not psutil.wait_procs(found, timeout=120)[1]
     lost = r"the learner \(process \d+\) lost its ranks \(rank 1 was killed by SIGKILL.*; process \d+ took over"
     assert [note for note in screen.notes if re.search(lost, note)]
 
@@ -507,7 +509,7 @@ def test_ranks_come_back(cluster, in_ranks, tmp_path, nothing_left, monkeypatch,
     rows, steps, screen = train(tmp_path, {**TWO, "hang_seconds": 20}, after={1: strike}, **changes)
     assert rows == in_ranks(name)[0]
     assert steps == in_ranks(name)[1]
-    assert len(found) == 4 and not psutil.wait_procs(found, timeout=30)[1]
+    assert len(found) == 4 and not psutil.wait_procs(found, timeout=120)[1]
     assert [note for note in screen.notes if re.search(rf"the {role} \(process {found[0].pid}\) .* took over", note)]
 
 

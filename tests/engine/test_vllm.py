@@ -328,7 +328,7 @@ async def test_requests_join_what_runs_and_completions_arrive_as_they_end(served
 
     long, *rest = requests(new=(400, 8), count=2)[:4]
     running = asyncio.create_task(one(long))
-    await asyncio.sleep(0.05)
+    await turned(served, 2)
     joined = [asyncio.create_task(one(request)) for request in rest if request.sampling.max_new_tokens == 8]
     found = [await running, *[await task for task in joined]]
     assert order[-1] == long.rollout_id
@@ -658,9 +658,8 @@ async def test_a_server_that_dies_or_stands_still(serve, folder, tmp_path):
         tasks = [asyncio.create_task(engine.sampler.sample(request)) for request in asked]
         await turned(engine, 8)
         server.signal(signal.SIGSTOP)
-        began = time.monotonic()
-        done = await asyncio.gather(*tasks, return_exceptions=True)
-        assert time.monotonic() - began < 60
+        async with asyncio.timeout(300):
+            done = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(each, RunFailed) and "the vLLM server is lost" in str(each) for each in done)
         assert "--resume" in str(done[0]) and server.url in str(done[0])
         with pytest.raises(RunFailed, match="is lost"):
