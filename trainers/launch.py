@@ -35,7 +35,7 @@ from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.balance import Balance, WatchedJudge, WatchedSampler, knobs_of
 from jurat.trainers.buffer import Buffer
-from jurat.trainers.contradictions import refuse_idle
+from jurat.trainers.contradictions import refuse_engine, refuse_idle, refuse_slow
 from jurat.trainers.controllers import build_controllers
 from jurat.trainers.data import Kept, keep, load_sets, longest_prompt, sampling_of, short_enough
 from jurat.trainers.limits import Limits
@@ -156,6 +156,7 @@ class Prepared:
 
 def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
+    refuse_engine(recipe.engine, recipe.lora)
     build_algorithm(recipe)  # all refuse what makes no sense
     build_allocator(recipe)
     build_controllers(recipe)
@@ -165,6 +166,8 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     with closing(_judge(recipe, base)) as judge:
         bound = judge.bind([problem.verifier for problem in problems])
         reward = judge.spec_digest
+        if recipe.engine.home == "ray":
+            refuse_slow(judge.deadlines(), recipe.engine.hang_seconds)
     with closing(_judge(recipe.model_copy(update={"reward": RewardPart()}), base)) as own:
         for part, each in sets.items():
             golds = [problem for problem in each.problems if problem.reference]  # preferences may have none
@@ -222,7 +225,7 @@ def _memory(stages: Sequence[Prepared], folder: Path, note: Callable[[str], None
     engine = stages[0].recipe.engine
     for each in stages:
         if engine.home == "local":  # a cluster's machines see for themselves
-            local.refuse(engine, each.recipe.lora)
+            local.refuse(each.recipe.engine)
     try:
         model = memory.read_model(folder)
     except ModelError as error:

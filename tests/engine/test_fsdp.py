@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from jurat.engine import checkpoint, local, lora
+from jurat.engine import checkpoint, lora
 from jurat.engine.fsdp.learner import FsdpLearner
 from jurat.engine.fsdp.lora import FsdpLoRALearner, names_of
 from jurat.engine.fsdp.processes import Processes
@@ -26,7 +26,7 @@ from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork
 from jurat.engine.simple.lora import BareScorer, SimpleLoRA
 from jurat.engine.tensorfile import lay_out, load_tensors
 from jurat.platform.errors import ConfigError, ModelError, RunFailed
-from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
+from jurat.platform.recipe import LoRA, Optim
 from jurat.trainers.losses.clipped import Clipped
 from jurat.trainers.losses.cross_entropy import CrossEntropy
 from jurat.trainers.losses.value import ValueLoss
@@ -442,22 +442,6 @@ def sampler_dims(shapes):
 
 
 # ---- refusals and faults -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("engine", "why"), [
-    ({"ranks": 2, "path": "fast"}, "engine.path: fast learns in one process"),
-    ({"ranks": 3, "tp": 2}, "3 ranks cannot be cut into groups of 2"),
-    ({"tp": 2}, "1 ranks cannot be cut into groups of 2"),
-    ({"ranks": 2, "compile": True}, "compiled layers learn in one process"),
-    ({"ranks": 2, "offload": True}, "from their GPUs to the CPU"),
-    ({"ranks": 2, "tp": 2}, "adapters are cut over ranks by FSDP, not within layers"),
-])  # fmt: skip
-def test_what_ranks_cannot_do_is_refused_before_anything_starts(tmp_path, engine, why):
-    from jurat.engine.tiny import save_tiny
-
-    save_tiny(tmp_path / "tiny", hidden=64, layers=2)
-    with pytest.raises(ConfigError, match=why):
-        local.build(tmp_path / "tiny", Engine(**engine), OPTIM, SamplingPart(), total_steps=1, lora=LoRA())
 
 
 def test_models_that_cannot_be_cut_are_refused(open_ranks, make, group, tmp_path):

@@ -436,5 +436,29 @@ def test_plain_demonstrations_are_taught_and_their_loss_is_measured(tmp_path):
 def test_what_the_ranks_of_a_later_stage_cannot_do_is_refused_before_the_first(tmp_path):
     stages = [{"name": "a", "steps": 1}, {"name": "b", "steps": 1, "lora": {"rank": 2}}]
     recipe = validate({**TINY, "engine": {"ranks": 2, "tp": 2}, "stages": stages}, where="test")
-    with pytest.raises(ConfigError, match="adapters are cut over ranks"):
+    with pytest.raises(ConfigError, match=r"adapters \(lora\) are cut over ranks"):
         launch.dry_run(recipe, home=tmp_path, base=tmp_path)
+
+
+@pytest.mark.parametrize("home", ["ray", "local"])
+def test_a_verdict_may_not_take_as_long_as_a_judge_that_hangs(tmp_path, home):
+    """Two that are judged one after the other; nothing of the cluster is asked for."""
+    rule = "import jurat\n" + "".join(
+        f"@jurat.verifier('slow_{name}', version='1', deadline={seconds})\ndef {name}(problem, completion): return True\n"
+        for name, seconds in (("a", 20.0), ("b", 40.0))
+    )
+    (tmp_path / "rules.py").write_text(rule)
+    members = [{"use": "slow_a"}, {"use": "slow_b"}, {"use": "exact"}]
+    changes = {**TINY, "verifiers": ["rules.py"], "reward": {"members": members}}
+    recipe = validate({**changes, "engine": {"home": home, "hang_seconds": 60.0}}, where="test")
+    if home == "local":
+        launch.dry_run(recipe, home=tmp_path, base=tmp_path)
+        return
+    with pytest.raises(
+        ConfigError, match=r"may take 60 s \(deadline of each verifier: slow_a 20, slow_b 40\)"
+    ) as caught:
+        launch.dry_run(recipe, home=tmp_path, base=tmp_path)
+    assert caught.value.where == "engine.hang_seconds" and "engine.hang_seconds 60" in caught.value.what
+    assert caught.value.fix == "set it above 60, or lower deadline= in @jurat.verifier of slow_b"
+    longer = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"hang_seconds": 61.0})})
+    launch.dry_run(longer, home=tmp_path, base=tmp_path)
