@@ -19,7 +19,7 @@ from jurat.platform.config import override, validate
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.platform.types import PHASES
-from jurat.trainers import launch
+from jurat.trainers import launch, prepare
 from jurat.trainers.metrics import is_timed
 
 RECIPE = {
@@ -106,7 +106,7 @@ def train(tmp_path, monkeypatch):
 
     def run(home="h", *, delays=None, after=None, resume=None, apart=False, **changes):
         delays = delays or Delays()
-        build, judging = local.build, launch.build_judge
+        build, judging = local.build, prepare.build_judge
 
         def engine(folder, part, *args, **kwargs):
             part = part.model_copy(update={"max_lag": 1}) if apart else part
@@ -119,7 +119,7 @@ def train(tmp_path, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(local, "build", engine)
-            patch.setattr(launch, "build_judge", judge)
+            patch.setattr(prepare, "build_judge", judge)
             recipe = None if resume else validate(override(RECIPE, changes), where="test")
             screen = Screen(after)
             outcome = launch.train(

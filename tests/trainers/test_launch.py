@@ -17,7 +17,8 @@ from jurat.platform.config import load_recipe, override, validate
 from jurat.platform.errors import ConfigError, DataError, ModelError, RunFailed
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
-from jurat.trainers import launch
+from jurat.trainers import launch, stage
+from jurat.trainers.algorithms import build_algorithm
 
 TINY = {
     "model": "tiny-random",
@@ -217,8 +218,8 @@ def test_a_recipe_or_a_run_not_both(tmp_path):
 def test_shipped_recipes_are_valid(name):
     recipe = load_recipe(Path(launch.__file__).parent / "recipes" / f"{name}.yaml")
     assert recipe.about
-    for _, stage in recipe.staged():
-        launch.build_algorithm(stage)
+    for _, each in recipe.staged():
+        build_algorithm(each)
 
 
 def test_gold_is_checked_before_supervised_training_too(tmp_path):
@@ -405,8 +406,8 @@ def test_a_long_evaluation_says_how_far_it_is(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Screen, "note", note)
     monkeypatch.setattr(launch.evaluation, "sample_and_judge", held)
-    monkeypatch.setattr(launch, "QUIET", 0.001)
-    monkeypatch.setattr(launch, "TOLD", 3600.0)
+    monkeypatch.setattr(stage, "QUIET", 0.001)
+    monkeypatch.setattr(stage, "TOLD", 3600.0)
     run(tmp_path, steps=1)
     # 30 problems, 4 samples and a greedy one
     assert re.fullmatch(r"measuring held_out at step 0: 0 of 150 answers after \d+ s", said[0])

@@ -9,7 +9,7 @@ from jurat.engine import checkpoint as checkpointing
 from jurat.platform.config import validate
 from jurat.platform.errors import ConfigError
 from jurat.platform.memory import recorded
-from jurat.trainers import launch
+from jurat.trainers import launch, prepare
 
 TINY = {
     "model": "tiny-random",
@@ -73,7 +73,7 @@ def test_they_go_on_after_a_stop(tmp_path):
 
 
 def test_a_run_that_cannot_fit_ends_before_it_begins(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch, "machine_bytes", lambda: 400 << 20)
+    monkeypatch.setattr(prepare, "machine_bytes", lambda: 400 << 20)
     recipe = validate(TINY, where="test")
     with pytest.raises(ConfigError, match=r"it needs .* MiB on this machine .* there are 400 MiB"):
         launch.train(recipe, home=tmp_path, base=tmp_path, reporter=Screen(), run_id="r")
