@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from jurat.engine import checkpoint, lora
+from jurat.engine.fsdp import learner as learning
 from jurat.engine.fsdp.learner import FsdpLearner
 from jurat.engine.fsdp.lora import FsdpLoRALearner, names_of
 from jurat.engine.fsdp.processes import Processes
@@ -464,6 +465,34 @@ async def test_a_rank_killed_in_an_update_ends_it(open_ranks, group, make, tmp_p
             await update
         with pytest.raises(RunFailed, match="it goes on from its last checkpoint"):
             await learner.save(tmp_path / "late")
+
+
+class Stuck:
+    """Two ranks, of which one never writes what it was given."""
+
+    failed, moves = "", 0
+
+    def meeting(self):
+        return ""
+
+    def call(self, method, arguments):
+        return {"open": [({"w": (4, 2)}, Layout(fsdp=2)), None], "staged": [True, False]}.get(method, [{}, {}])
+
+    def close(self):
+        pass
+
+
+async def test_a_rank_that_never_writes_a_checkpoint_is_named(tmp_path, monkeypatch, source):
+    monkeypatch.setattr(learning, "WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(learning, "POLL_SECONDS", 0.0)
+    spec = RankSpec(rank=0, ranks=2, tp=1, folder=source, rendezvous="", optim=OPTIM, total=1)
+    learner = FsdpLearner(spec, Stuck())
+    settled = await learner.stage(tmp_path)
+    async with asyncio.timeout(120):
+        with pytest.raises(RunFailed, match="rank 1 of 2 did not write the checkpoint within 0 s") as caught:
+            await settled
+    assert caught.value.where == str(tmp_path) and "--resume" in caught.value.fix
+    learner.leave()
 
 
 # ---- critics -------------------------------------------------------------------------------------------------------

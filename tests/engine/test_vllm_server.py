@@ -609,6 +609,8 @@ async def test_a_refusal_is_final(fake, sampler, status, fix):
         ({"dtype": "bfloat16"}, ConfigError, "computes in bfloat16, engine.dtype is float32"),
         ({"model": {**MODEL, "hidden_size": 16}}, ModelError, "hidden_size is 16, here it is 8"),
         ({"model": {**MODEL, "rope_parameters": {"rope_theta": 2.0}}}, ModelError, "rope_parameters"),
+        ({"model": {}}, ModelError, "does not say hidden_size, vocab_size; here it is hidden_size 8, vocab_size 50"),
+        ({"model": {"vocab_size": VOCAB}}, ModelError, "does not say hidden_size; here it is hidden_size 8"),
         ({"max_length": "64"}, ConfigError, "max_length"),
         ({"model": None}, ConfigError, "was not started for jurat"),
     ],
