@@ -59,9 +59,11 @@ def train(
     run_id: str | None = None,
     resume: str | None = None,
     database: str | None = None,
+    over_memory: bool = False,
 ) -> Outcome:
     """Run a recipe to its end, or go on with run ``resume`` by its own recipe (``recipe`` is then None), which is looked
-    for in ``database`` (a SQLAlchemy URL; None: that of the home folder).
+    for in ``database`` (a SQLAlchemy URL; None: that of the home folder). ``over_memory``: also where the estimate, a bound,
+    says that it does not fit.
 
     Ctrl-C once: checkpoint and stop; twice: stop now. Raises JuratError; the run is then recorded as failed.
     """
@@ -81,7 +83,7 @@ def train(
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
     for each in prepared:
         what_learns(each.recipe, folder)  # refuses unknown layers of any stage before the first one is trained
-    memory_needed(prepared, folder, reporter.note)
+    memory_needed(prepared, folder, reporter.note, over_memory=over_memory)
     rewards = [each.reward for each in prepared]
     run = found or store.create_run(
         recipe=recipe,

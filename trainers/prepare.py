@@ -14,7 +14,7 @@ from jurat.engine import local, lora, memory, models
 from jurat.engine.probe import gpu_bytes
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
-from jurat.platform.errors import ModelError
+from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.memory import machine_bytes
 from jurat.platform.recipe import Dapo, Neyman, PolicyGradient, Recipe, RewardPart
 from jurat.trainers.algorithms import build_algorithm
@@ -85,10 +85,13 @@ def what_learns(recipe: Recipe, folder: Path) -> str:
     return f"LoRA of rank {found.rank}: {found.trainable:,} parameters learn, {share:.2%} of the model's {found.parameters:,}"
 
 
-def memory_needed(stages: Sequence[Prepared], folder: Path, note: Callable[[str], None]) -> Mapping[str, int]:
+def memory_needed(
+    stages: Sequence[Prepared], folder: Path, note: Callable[[str], None], *, over_memory: bool = False
+) -> Mapping[str, int]:
     """{stage: the most bytes that one place needs}; empty where the model has no formulas.
 
-    Raises ConfigError for a stage that cannot fit. Prompts are those of the data; what machines of a cluster have is theirs.
+    Raises ConfigError for a stage that cannot fit; with ``over_memory`` it is only said. Prompts are those of the data; what
+    machines of a cluster have is theirs.
     """
     engine = stages[0].recipe.engine
     for each in stages:
@@ -104,7 +107,13 @@ def memory_needed(stages: Sequence[Prepared], folder: Path, note: Callable[[str]
     tokenizer, needed = HFTokenizer(folder), {}
     for each in stages:
         prompt = longest_prompt([problem for found in each.sets.values() for problem in found.problems], tokenizer)
-        memory.refuse_unfit(each.recipe, model, limits, prompt_tokens=prompt, name=each.name)
+        try:
+            memory.refuse_unfit(each.recipe, model, limits, prompt_tokens=prompt, name=each.name)
+        except ConfigError as error:
+            if not over_memory:
+                fix = f"{error.fix}; or --over-memory, to train all the same: the sum is a bound"
+                raise ConfigError(error.what, where=error.where, fix=fix) from None
+            note(f"{error.what} (a bound; --over-memory trains all the same)")
         needs = memory.demands(engine, memory.estimate(each.recipe, model, prompt))
         needed[each.name] = max(demand.bytes for demand in needs)
     return needed
@@ -143,7 +152,7 @@ def _replaced(recipe: Recipe) -> list[str]:
     return lost
 
 
-def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
+def dry_run(recipe: Recipe, *, home: Path, base: Path, over_memory: bool = False) -> Mapping[str, Any]:
     """What a run would do, without loading weights: stages, data, prompts, tokens. Raises what ``train`` would."""
     out = []
     refuse_idle(recipe)
@@ -151,7 +160,7 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path) -> Mapping[str, Any]:
     folder = models.resolve(recipe.model, home, base)
     tokenizer, notes = HFTokenizer(folder), list[str]()
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
-    needed = memory_needed(prepared, folder, notes.append)
+    needed = memory_needed(prepared, folder, notes.append, over_memory=over_memory)
     notes += _replaced(recipe)
     for each_stage in prepared:
         name, stage, sets = each_stage.name, each_stage.recipe, each_stage.sets

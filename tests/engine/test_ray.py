@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import jurat
+from benches import benchmark
 from jurat.engine.ray import needs_ray
 from jurat.platform import memory
 from jurat.platform.config import override, validate
@@ -24,6 +25,7 @@ from jurat.platform.runs.store import Store
 from jurat.platform.types import Judgement, Message, Problem, Reward, Verdict, VerifierSpec
 from jurat.trainers import launch
 from jurat.trainers.metrics import is_timed
+from screens import Screen
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray: pip install 'ray[default]'", allow_module_level=True)
@@ -33,48 +35,15 @@ import ray  # noqa: E402 (what it reads when it is imported must stand)
 
 from jurat.engine.ray.adapters import RemoteLearner  # noqa: E402
 
-RECIPE = {
-    "model": "tiny-random",
-    "data": {"train": {"source": "generated:plain", "levels": [1], "size": 40}},
-    "reward": {"members": [{"use": "problem"}, {"use": "fluency"}]},
-    "algorithm": {"name": "grpo", "kl": {"coef": 0.1}},
-    "optim": {"lr": 1e-3},
-    "sampling": {"max_new_tokens": 6},
-    "engine": {"dtype": "float32", "threads": 1, "pools": {"main": {"cpus": 1}}},
-    "checkpoint": {"every": 1},
-    "steps": 3,
-    "prompts_per_step": 4,
-    "updates_per_step": 2,
-    "allocation": {"samples_per_prompt": 4},
-    "seed": 3,
-}
-
-
-class Screen:
-    """A Reporter that keeps what it hears and acts after a step."""
-
-    def __init__(self, after=None):
-        self.steps, self.notes, self.after = [], [], after or {}
-
-    def start(self, **said):
-        self.first = said["first_step"]
-
-    def step(self, report):
-        self.steps.append(report)
-        self.after.get(report.step, lambda: None)()
-
-    def evaluation(self, result):
-        pass
-
-    def note(self, text):
-        self.notes.append(text)
+faults = benchmark("faults")
+RECIPE = {**faults.RECIPE, "algorithm": faults.ALGORITHMS["reference"]}
 
 
 def train(home: Path, engine=None, after=None, resume=None, **changes):
     """(rollouts in order, metrics of the steps of this process, screen)"""
     changes |= {f"engine.{key}": value for key, value in (engine or {}).items()}
     recipe = None if resume else validate(override(RECIPE, changes), where="test")
-    screen = Screen(after)
+    screen = Screen(after=after)
     outcome = launch.train(recipe, home=home, base=home, reporter=screen, resume=resume, run_id=None if resume else "r")
     assert outcome.state == "finished"
     steps = [{k: v for k, v in each.metrics.items() if not is_timed(k)} for each in screen.steps]
@@ -143,7 +112,7 @@ def test_sampler_killed_while_it_decodes_and_all_others_after_a_step(cluster, al
 
     monkeypatch.setattr(RemoteLearner, "REPLAYED", 3)
     monkeypatch.setenv("JURAT_FAULT", "sampler.mid_decode:8")
-    rows, steps, screen = train(tmp_path, {"home": "ray"}, after={1: fault})
+    rows, steps, screen = train(tmp_path, {"home": "ray"}, after={2: fault})
     assert [row[:2] for row in rows] == [row[:2] for row in alone[0]]
     assert rows == alone[0]
     assert steps == alone[1]
@@ -462,7 +431,7 @@ def test_a_rank_and_its_actor_die_together(cluster, tmp_path, nothing_left):
         found[-1].kill()
 
     alone = train(tmp_path / "alone", {"ranks": 2}, **changes)
-    rows, steps, screen = train(tmp_path / "ray", TWO, after={0: strike}, **changes)
+    rows, steps, screen = train(tmp_path / "ray", TWO, after={1: strike}, **changes)
     assert rows == alone[0]
     assert steps == alone[1]
     assert len(found) == 4  # the actor, the process that forks, two ranks
@@ -506,7 +475,7 @@ def test_ranks_come_back(cluster, in_ranks, tmp_path, nothing_left, monkeypatch,
         )
 
     changes = {"kl": {}, "ppo": PPO, "adapters": ADAPTERS}[name]
-    rows, steps, screen = train(tmp_path, {**TWO, "hang_seconds": 20}, after={1: strike}, **changes)
+    rows, steps, screen = train(tmp_path, {**TWO, "hang_seconds": 20}, after={2: strike}, **changes)
     assert rows == in_ranks(name)[0]
     assert steps == in_ranks(name)[1]
     assert len(found) == 4 and not psutil.wait_procs(found, timeout=120)[1]

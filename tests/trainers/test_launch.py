@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.trainers import launch, stage
 from jurat.trainers.algorithms import build_algorithm
+from screens import Screen
 
 TINY = {
     "model": "tiny-random",
@@ -36,25 +36,6 @@ TINY = {
 }
 
 TEACH = {key: value for key, value in TINY.items() if key != "allocation"} | {"algorithm": {"name": "sft"}}
-
-
-class Screen:
-    """A Reporter that keeps what it hears."""
-
-    def __init__(self):
-        self.steps, self.evaluations, self.notes, self.starts = [], [], [], []
-
-    def start(self, **said):
-        self.starts.append(said)
-
-    def step(self, report):
-        self.steps.append(report)
-
-    def evaluation(self, result):
-        self.evaluations.append(result)
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 def run(home: Path, overrides=None, base=TINY, **changes):
@@ -273,31 +254,10 @@ def test_a_dry_run_counts_long_prompts(tmp_path):
     assert "1 of 4 prompts of data.train" in plan["notes"][0]
 
 
-class Interrupting(Screen):
-    """Ctrl-C as soon as ``when(stage, version)``: version 0 when a stage begins."""
-
-    def __init__(self, when):
-        super().__init__()
-        self.when = when
-
-    def start(self, **said):
-        super().start(**said)
-        self.maybe(0)
-
-    def step(self, report):
-        super().step(report)
-        self.maybe(report.version)
-
-    def maybe(self, version):
-        if self.when(self.starts[-1]["stage"], version):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)  # the handler runs between two turns of the loop
-
-
 def interrupted(home, when, **changes):
     """(how it ended, how it went on)"""
     recipe = validate({**TINY, **changes}, where="test")
-    first = launch.train(recipe, home=home, base=home, reporter=Interrupting(when))
+    first = launch.train(recipe, home=home, base=home, reporter=Screen(when))
     screen = Screen()
     again = launch.train(None, home=home, base=home, reporter=screen, resume=first.run)
     return first, again, screen
