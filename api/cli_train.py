@@ -77,6 +77,13 @@ Detach = Annotated[
         help="Train in a process of its own, which a lost terminal does not end; [bold]jurat runs watch[/bold] follows it.",
     ),
 ]
+OverMemory = Annotated[
+    bool,
+    typer.Option(
+        "--over-memory",
+        help="Train also where the estimate, which is a bound, says that it does not fit; too little memory may then end it.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check recipe, data, gold answers and model; train nothing.")]
 
 
@@ -88,6 +95,7 @@ def train(
     dry_run: DryRun = False,
     on_ray: OnRay = None,
     detach: Detach = False,
+    over_memory: OverMemory = False,
     database: ResumeDatabase = None,
     as_json: terminal.AsJson = False,
 ) -> None:
@@ -116,7 +124,7 @@ def train(
         _at_the_door(parsed, base, None)
         from jurat.trainers.launch import dry_run as rehearse
 
-        plan = rehearse(parsed, home=terminal.home(), base=base)
+        plan = rehearse(parsed, home=terminal.home(), base=base, over_memory=over_memory)
         terminal.print_json(plan) if as_json else _print_plan(plan)
         return
     if detach:
@@ -128,6 +136,7 @@ def train(
         words = ["--resume", named] if resume else [str(recipe), "--run-id", named]
         words += [word for each in assignments or () for word in ("--set", each)]
         words += ["--database", database] if database else []
+        words += ["--over-memory"] * over_memory
         _detach(words, named, parsed.tracking.database if parsed else database, as_json=as_json)
         return
     prepare_process()
@@ -149,6 +158,7 @@ def train(
                 run_id=run_id,
                 resume=resume,
                 database=database,
+                over_memory=over_memory,
             )
         except JuratError as error:
             screen.stop()

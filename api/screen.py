@@ -136,7 +136,7 @@ def phases(report: StepReport) -> dict[str, float]:
     told = report.seconds
     out = {name: told.get(name, 0.0) for name in PHASES[:-1]}
     drawn = out["sample"] + out["judge"]
-    waited = told.get("wait", drawn)
+    waited = told.get("batch", drawn)
     if drawn > waited:
         out |= {name: out[name] * waited / drawn for name in ("sample", "judge")}
     out["other"] = max(0.0, waited - drawn)

@@ -46,6 +46,7 @@ from jurat.trainers import launch
 from jurat.trainers.advantages import rloo
 from jurat.trainers.allocate import build_allocator
 from jurat.trainers.allocation.neyman import counts
+from jurat.trainers.prepare import judge_for
 
 FAIR = {"name": "grpo", "advantage": "rloo", "aggregation": "prompt-mean"}
 """Of every cell, so that only the counts differ."""
@@ -148,7 +149,7 @@ def pool(args: argparse.Namespace) -> tuple[list[list[Scored]], np.ndarray]:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         model.eval()
         engine = local.build(folder, recipe.engine, recipe.optim, recipe.sampling, total_steps=1)
-        judge = launch._judge(recipe, args.base)
+        judge = judge_for(recipe, args.base)
         judge.bind([p.verifier for p in problems])
         try:
             for problem in missing:

@@ -247,7 +247,7 @@ def processes(kind: str) -> list[psutil.Process]:
 
 def waiting(steps: Sequence[StepReport]) -> tuple[float, float]:
     """(seconds of all steps, of them those after a batch's last token and before its last verdict)."""
-    whole = sum(step.seconds[phase] for step in steps for phase in ("wait", "score", "update", "publish"))
+    whole = sum(step.seconds[phase] for step in steps for phase in ("batch", "score", "update", "publish"))
     return whole, sum(step.seconds["judge"] for step in steps)
 
 

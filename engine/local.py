@@ -87,7 +87,7 @@ def build(
     threads.set_up(count)
     config = AutoConfig.from_pretrained(folder)
     reason = _why_simple(config, engine)
-    refuse(engine, lora)
+    refuse(engine)
     if engine.ranks > 1:
         own = engine.model_copy(update={"threads": count})
         made = sharded(folder, own, optim, sampling, total_steps=total_steps, lora=lora, seed=seed)
@@ -133,25 +133,8 @@ def build(
     )  # fmt: skip
 
 
-def refuse(engine: Engine, lora: LoRA | None) -> None:
-    """Raise ConfigError for keys that several ranks cannot honour."""
-    if engine.ranks % engine.tp:
-        raise ConfigError(f"{engine.ranks} ranks cannot be cut into groups of {engine.tp}", where="engine.tp",
-                          fix="make engine.ranks a multiple of engine.tp")  # fmt: skip
-    if engine.ranks > 1 and engine.path == "fast":
-        raise ConfigError(
-            "engine.path: fast learns in one process; several ranks learn with the transformers model, cut by FSDP",
-            where="engine.path", fix="set engine.path: auto (the sampler is then still the fast one), or engine.ranks: 1",
-        )  # fmt: skip
-    if engine.ranks > 1 and engine.compile:  # measured: gradients of compiled layers over ranks were off by half
-        raise ConfigError("compiled layers learn in one process, not over several ranks", where="engine.compile",
-                          fix="leave it out, or set engine.ranks: 1")  # fmt: skip
-    if engine.tp > 1 and lora:
-        raise ConfigError("adapters are cut over ranks by FSDP, not within layers", where="engine.tp",
-                          fix="set engine.tp: 1")  # fmt: skip
-    if engine.offload and (engine.ranks == 1 or engine.device == "cpu"):
-        raise ConfigError("engine.offload moves slices of several ranks from their GPUs to the CPU", where="engine.offload",
-                          fix="set engine.ranks above 1 and engine.device: cuda, or leave it out")  # fmt: skip
+def refuse(engine: Engine) -> None:
+    """Raise ConfigError for ranks that have no GPU here. Keys that do not go together are refused before (trainers)."""
     if engine.ranks > 1 and engine.device.startswith("cuda") and torch.cuda.device_count() < engine.ranks:
         raise ConfigError(f"{engine.ranks} ranks need a GPU each, this machine has {torch.cuda.device_count()}",
                           where="engine.ranks", fix="lower engine.ranks")  # fmt: skip
@@ -187,7 +170,7 @@ def sharded(
 
     from jurat.engine.fsdp import home
 
-    refuse(engine, lora)
+    refuse(engine)
     count = threads.choose_threads(engine.threads)
     tokenizer = HFTokenizer(folder)
     adapters = layout(folder, lora) if lora else None
@@ -241,9 +224,6 @@ def _why_simple(config: PretrainedConfig, engine: Engine) -> str:
     if engine.path == "simple":
         return "engine.path is simple"
     if engine.compile:
-        if engine.path == "fast":
-            raise ConfigError("engine.compile compiles the transformers model, which engine.path: fast does not use",
-                              where="engine.compile", fix="leave it out, or set engine.path: auto or simple")  # fmt: skip
         return "engine.compile compiles the transformers model"
     reason = fits(config)
     if reason and engine.path == "fast":

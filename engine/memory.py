@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jurat.engine.ray import REPLAYED
+from jurat.engine.sizes import Sizes, sizes_of
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.recipe import DPO, KTO, SFT, Engine, LoRA, PolicyGradient, Recipe
 
@@ -36,6 +38,8 @@ SCORES = 1 << 23
 """Attention scores at once: ``llama/attention.py``."""
 OWN_STEP = 16
 """Keys and values of a row grow to this many tokens, then double: ``llama/sampler.py``."""
+RECORDED = 40
+"""Bytes that a microbatch takes per token beside a snapshot."""
 MASTER, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes of float32 numbers: AdamW has two moments."""
 
@@ -44,24 +48,10 @@ MASTER, GRADIENT, MOMENTS = 4, 4, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What of a ``config.json`` decides its size."""
+class Model(Sizes):
+    """What of a ``config.json`` decides how much memory it takes."""
 
     family: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ff: int
-    vocab: int
-    tied: bool
-    context: int
-
-    @property
-    def qkv(self) -> int:
-        """J x D: rows of q, k and v."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     @property
     def mixed(self) -> int:
@@ -101,7 +91,8 @@ class Model:
 
 
 def read_model(folder: Path) -> Model:
-    """Raises ModelError where config.json is missing or of a family without formulas."""
+    """Raises ModelError where config.json is missing, lacks a size or is of a family without formulas; ConfigError for a size
+    that is none."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text())
@@ -109,6 +100,8 @@ def read_model(folder: Path) -> Model:
         raise ModelError("config.json not found", where=str(folder), fix="give a Hugging Face model folder") from None
     except ValueError as error:
         raise ModelError(f"config.json is not JSON: {error}", where=str(path), fix="fetch the model again") from None
+    if not isinstance(config, dict):
+        raise ModelError("config.json is no JSON object", where=str(path), fix="fetch the model again")
     family = config.get("model_type")
     if family not in FAMILIES or config.get("quantization_config"):
         raise ModelError(
@@ -117,22 +110,9 @@ def read_model(folder: Path) -> Model:
             where=str(path), fix=f"known: {', '.join(FAMILIES)}, not quantised",
         )  # fmt: skip
     try:
-        return _model(family, config)
-    except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise ModelError(
-            f"config.json lacks a size or has a wrong one: {error!r}", where=str(path), fix="fetch the model again"
-        ) from None
-
-
-def _model(family: str, config: Mapping[str, Any]) -> Model:
-    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-    return Model(
-        family=family, layers=int(config["num_hidden_layers"]), hidden=hidden, heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads), ff=int(config["intermediate_size"]),
-        vocab=int(config["vocab_size"]), tied=bool(config.get("tie_word_embeddings", False)),
-        context=int(config["max_position_embeddings"]),
-    )  # fmt: skip
+        return Model(family=family, **sizes_of(config, where=str(path)))
+    except KeyError as error:
+        raise ModelError(f"config.json has no {error}", where=str(path), fix="fetch the model again") from None
 
 
 # ---- the work --------------------------------------------------------------------------------------------------------
@@ -154,6 +134,8 @@ class Work:
     """Different prompts among them."""
     prompt: int
     new: int
+    update: int
+    """Tokens of an optimiser step, a common prompt counted once."""
 
 
 def work_of(stage: Recipe, model: Model, prompt_tokens: int | None = None) -> Work:
@@ -163,12 +145,12 @@ def work_of(stage: Recipe, model: Model, prompt_tokens: int | None = None) -> Wo
         allocation = stage.allocation.model_copy(update={"samples_per_prompt": moved["samples"][1]})
         stage = stage.model_copy(update={"allocation": allocation})
     concurrent = moved["sampler_rows"][1] if "sampler_rows" in moved else sampling.max_concurrent
-    prompt = min(stage.data.max_prompt_tokens, model.context, prompt_tokens or model.context)
-    new = min(sampling.max_new_tokens, model.context)
+    prompt = min(stage.data.max_prompt_tokens, model.max_length, prompt_tokens or model.max_length)
+    new = min(sampling.max_new_tokens, model.max_length)
     learns, each, samples = new, stage.allocation.samples_per_prompt, stage.allocation.most(stage.prompts_per_step)
     if not isinstance(part, PolicyGradient):
         cap = part.max_solution_tokens if isinstance(part, SFT) else part.max_completion_tokens
-        learns = min(cap or stage.tokens_per_microbatch, model.context - prompt)
+        learns = min(cap or stage.tokens_per_microbatch, model.max_length - prompt)
         each, samples = (2, 2 * stage.prompts_per_step) if isinstance(part, DPO) else (1, stage.prompts_per_step)
     total = stage.prompts_per_step * prompt + samples * learns
     rows = max(min(stage.tokens_per_microbatch, total), prompt + learns if isinstance(part, PolicyGradient) else 1)
@@ -182,7 +164,7 @@ def work_of(stage: Recipe, model: Model, prompt_tokens: int | None = None) -> Wo
     return Work(
         rows=rows, flat=math.ceil(rows * each * (prompt + learns) / (prompt + each * learns)),
         longest=max(prompt, learns), sampled=sampled, prompts=min(sampled, max(problems, batches * stage.prompts_per_step)),
-        prompt=prompt, new=new,
+        prompt=prompt, new=new, update=-(-total // min(stage.updates_per_step, stage.prompts_per_step)),
     )  # fmt: skip
 
 
@@ -390,7 +372,8 @@ def processes(stage: Recipe, model: Model, work: Work) -> tuple[Process, ...]:
         return (_placed("run", engine, parts),)
     plain = _weights(model, engine, None)  # every actor builds an engine of its own, a sampler's copy included
     own = _sampler_copy(model, engine)
-    found = [*_apart(model, engine, drawn), _placed("learner", engine, [*learning, own, _carried(model, engine)])]
+    apart = _apart(stage, model, work, drawn, critic="critic" in extra)
+    found = [*apart, _placed("learner", engine, [*learning, own, _carried(model, engine)])]
     if "reference" in extra:
         gradients = Part(name="gradients", bytes=GRADIENT * model.parameters)
         found.append(_placed("reference", engine, [*extra["reference"], gradients, own]))
@@ -399,10 +382,21 @@ def processes(stage: Recipe, model: Model, work: Work) -> tuple[Process, ...]:
     return tuple(found)
 
 
-def _apart(model: Model, engine: Engine, drawn: Sequence[Part]) -> tuple[Process, Process]:
-    """Driver and sampler on Ray."""
+def _apart(stage: Recipe, model: Model, work: Work, drawn: Sequence[Part], *, critic: bool) -> tuple[Process, Process]:
+    """Driver and sampler on Ray. The driver holds, in its machine's object store, what brings a lost learner or critic back:
+    masters and moments of what learns, twice while the next snapshot is made, and the updates since."""
+    engine, lora = stage.engine, stage.lora
+    learns = (model.adapters(lora) if lora else model.parameters) + model.parameters * critic
+    state, since = (MASTER + MOMENTS) * learns, RECORDED * REPLAYED * work.update * (1 + critic)
+    driver = (
+        Part(name="process", bytes=PROCESS),
+        Part(name="snapshot", bytes=state),
+        Part(name="the next snapshot", bytes=state, phase="update"),
+        Part(name="updates since the snapshot", bytes=since),
+        Part(name="weights last published", bytes=_carried(model, engine).bytes),
+    )
     parts = [*_weights(model, engine, None), *drawn, _carried(model, engine)]
-    return Process(name="driver", host=(Part(name="process", bytes=PROCESS),)), _placed("sampler", engine, parts)
+    return Process(name="driver", host=driver), _placed("sampler", engine, parts)
 
 
 def _carried(model: Model, engine: Engine) -> Part:
@@ -443,7 +437,7 @@ def _sharded(
             "reference": _rank(model, work, engine),
         }
         here = (Part(name="process", bytes=PROCESS), _carried(model, engine))
-        found = list(_apart(model, engine, drawn))
+        found = list(_apart(stage, model, work, drawn, critic="critic" in extra))
         for role in ("learner", *extra):
             found.append(Process(name=role, pool=engine.pool_of(role), host=here))
             found.append(_placed(f"{role} rank", engine, parts[role], count=engine.ranks))

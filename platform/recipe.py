@@ -530,8 +530,9 @@ class Engine(Part):
     placement: Placement = Placement()
     judges: int = Field(default=1, ge=1)
     """Judge processes of home ray; each runs its verifiers in workers of its own (``reward.workers``)."""
-    hang_seconds: float = Field(default=300.0, gt=0)
-    """A process of home ray without progress for so long (a token, a microbatch, a verdict) counts as dead; a vLLM server too."""
+    hang_seconds: float = Field(default=300.0, ge=2)
+    """A process of home ray without progress for so long (a token, a microbatch, a verdict) counts as dead; a vLLM server too.
+    Ranks say each second how far they are."""
     path: Literal["auto", "fast", "simple"] = "auto"
     """fast: own kernels for Llama-like models; simple: the transformers model; auto: fast where it fits."""
     sampler: Literal["own", "vllm"] = "own"

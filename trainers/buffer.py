@@ -26,10 +26,12 @@ class Buffer:
     last_step: int
     stop: asyncio.Event
     lockstep: bool = False
+    grace: float = 10.0
+    """Seconds that a stop leaves a version which waits for batches in flight."""
     planned: int = field(init=False)
     """Steps below this are planned."""
     settled: frozenset[int] = frozenset()
-    """In lockstep: steps whose batches were whole when the last version was published."""
+    """In lockstep: steps whose batches were whole when the last version was published, or that a stop did not wait for."""
     tasks: dict[int, asyncio.Task[Batch]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,11 +73,22 @@ class Buffer:
             await asyncio.wait([before])
         return await self.source.batch(step)
 
-    async def settle(self) -> None:
-        """In lockstep, to be awaited before a version is published: the end of all batches in flight."""
+    async def settle(self) -> bool:
+        """In lockstep, to be awaited before a version is published: the end of all batches in flight, and whether it came.
+
+        A stop leaves them ``grace`` seconds. Rows that are not whole by then go on under the next version, in a run that
+        resumes, from what they had.
+        """
+        whole = True
         if self.tasks:
-            await asyncio.wait(self.tasks.values())
+            ended = asyncio.create_task(asyncio.wait(self.tasks.values()))
+            stopped = asyncio.create_task(self.stop.wait())
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended}, timeout=self.grace)
+            whole = ended.done()
+            ended.cancel(), stopped.cancel()
         self.settled = frozenset(self.tasks)
+        return whole
 
     async def cancel(self) -> None:
         """Abort everything in flight; plans stay."""

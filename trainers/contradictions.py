@@ -6,14 +6,29 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from jurat.platform.errors import ConfigError
-from jurat.platform.recipe import DPO, KL, KTO, SFT, Correction, Difficulty, PolicyGradient, Recipe, Stage, Uniform
+from jurat.platform.recipe import (
+    DPO,
+    KL,
+    KTO,
+    SFT,
+    Correction,
+    Difficulty,
+    Engine,
+    LoRA,
+    PolicyGradient,
+    Recipe,
+    Stage,
+    Uniform,
+)
 from jurat.trainers.allocate import build_allocator
 from jurat.trainers.balance import knobs_of
 from jurat.trainers.controllers import build_controllers
-from jurat.trainers.presets import filled
+from jurat.trainers.presets import RATIOS, filled, ratio_of
 
 ALONE = ("remax", "reinforce_pp")
 """Advantages of which a sample alone, without a baseline of the past, tells something."""
+IMITATES = ("best_of_n",)
+"""Advantages with which the loss 'plain' is the likelihood of chosen samples, whoever drew them."""
 READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "tis": ("high", "level"),
@@ -30,6 +45,7 @@ def refuse_contradictions(recipe: Recipe) -> None:
     """All that a run would refuse without data or a model. Raises ConfigError whose ``where`` is the key, from the top."""
     refuse_idle(recipe)
     for place, (name, stage) in enumerate(filled(recipe).staged()):
+        refuse_engine(stage.engine, stage.lora)
         try:
             part = stage.algorithm
             if isinstance(part, PolicyGradient):
@@ -58,6 +74,87 @@ def refuse_idle(recipe: Recipe) -> None:
                 where=f"stages.{place}.allocation" if name else "allocation",
                 fix="leave it out" if name else "leave it out, or --set allocation={}",
             )
+
+
+def refuse_engine(engine: Engine, lora: LoRA | None) -> None:
+    """Raises ConfigError for keys of the engine that do not go together, wherever it is built.
+
+    A value that is the default is as good as none: the record of a run gives every key.
+    """
+    several, own = engine.ranks > 1, Engine()
+    refused: list[tuple[bool, str, str, str]] = [
+        (
+            engine.ranks % engine.tp > 0,
+            "engine.tp",
+            f"{engine.ranks} ranks cannot be cut into groups of {engine.tp}",
+            "make engine.ranks a multiple of engine.tp",
+        ),
+        (
+            several and engine.path == "fast",
+            "engine.path",
+            "engine.path: fast learns in one process; several ranks learn with the transformers model, cut by FSDP",
+            "set engine.path: auto (the sampler is then still the fast one), or engine.ranks: 1",
+        ),
+        (
+            several and engine.compile,  # measured: gradients of compiled layers over ranks were off by half
+            "engine.compile",
+            f"compiled layers learn in one process, not over engine.ranks {engine.ranks}",
+            "leave it out, or set engine.ranks: 1",
+        ),
+        (
+            engine.compile and engine.path == "fast",
+            "engine.compile",
+            "engine.compile compiles the transformers model, which engine.path: fast does not use",
+            "leave it out, or set engine.path: auto or simple",
+        ),
+        (
+            engine.tp > 1 and lora is not None,
+            "engine.tp",
+            f"adapters (lora) are cut over ranks by FSDP, not within layers, and engine.tp is {engine.tp}",
+            "set engine.tp: 1",
+        ),
+        (
+            engine.offload and (not several or engine.device == "cpu"),
+            "engine.offload",
+            "engine.offload moves slices of several ranks from their GPUs to the CPU",
+            "set engine.ranks above 1 and engine.device: cuda, or leave it out",
+        ),
+        (
+            engine.home == "local" and engine.judges != own.judges,
+            "engine.judges",
+            f"engine.judges {engine.judges} are processes of a cluster, of which engine.home: local has none",
+            "leave it out, or set engine.home: ray; processes that judge here are reward.workers",
+        ),
+        (
+            engine.vllm_memory != own.vllm_memory and engine.vllm_url is not None,
+            "engine.vllm_memory",
+            "engine.vllm_memory is of a vLLM in this process, and engine.vllm_url names a server, whose cache is its own",
+            "leave it out; the server takes --kv-cache-memory-bytes when it is started",
+        ),
+        (
+            engine.vllm_memory != own.vllm_memory and engine.sampler != "vllm",
+            "engine.vllm_memory",
+            f"engine.vllm_memory is read by engine.sampler: vllm, and this one is {engine.sampler!r}",
+            "leave it out, or set engine.sampler: vllm",
+        ),
+    ]
+    for found, where, what, fix in refused:
+        if found:
+            raise ConfigError(what, where=where, fix=fix)
+
+
+def refuse_slow(deadlines: Mapping[str, float], hang_seconds: float) -> None:
+    """Raises ConfigError where a judge of a cluster, waiting for a verdict as long as its verifiers may take, would be taken
+    for one that hangs. ``deadlines``: {member: seconds}; one completion may wait for all of them, one after the other."""
+    longest = sum(deadlines.values())
+    if longest >= hang_seconds:
+        each = ", ".join(f"{name} {seconds:g}" for name, seconds in deadlines.items())
+        raise ConfigError(
+            f"a judgement may take {longest:g} s (deadline of each verifier: {each}), but a judge without a verdict for "
+            f"engine.hang_seconds {hang_seconds:g} counts as dead",
+            where="engine.hang_seconds",
+            fix=f"set it above {longest:g}, or lower deadline= in @jurat.verifier of {max(deadlines, key=deadlines.__getitem__)}",
+        )
 
 
 def refuse_offline(part: SFT | DPO | KTO, recipe: Recipe) -> None:
@@ -98,6 +195,13 @@ def refuse_sampling(part: PolicyGradient, recipe: Recipe) -> None:
             where="updates_per_step",
             fix="set updates_per_step and epochs to 1, or algorithm.loss: clipped",
         )
+    if part.loss == "plain" and part.advantage not in IMITATES and recipe.engine.max_lag and ratio_of(part) is None:
+        raise ConfigError(
+            f"{name} with algorithm.loss 'plain' is a gradient of the policy that drew, which engine.max_lag "
+            f"{recipe.engine.max_lag} leaves behind, and algorithm.corrections has no ratio that makes up for it",
+            where="algorithm.corrections",
+            fix="leave it out, which is [{name: tis, high: 2.0}] with a lag; or set engine.max_lag: 0",
+        )
     if part.loss in ("clipped", "gspo") and (part.clip_low is None or part.clip_high is None):
         raise ConfigError(
             f"algorithm.loss {part.loss!r} needs algorithm.clip_low and algorithm.clip_high; {name} gives none",
@@ -129,7 +233,7 @@ def refuse_sampling(part: PolicyGradient, recipe: Recipe) -> None:
             where="algorithm.credit",
             fix="add the verifier that judges steps to reward.members with role: process",
         )
-    ratios = [each.name for each in part.corrections if each.name in ("tis", "icepop", "decoupled")]
+    ratios = [each.name for each in part.corrections if each.name in RATIOS]
     if len(ratios) > 1:
         raise ConfigError(
             f"algorithm.corrections has {' and '.join(map(repr, ratios))}: each multiplies by pi_learner / pi_sampler, "

@@ -108,7 +108,7 @@ async def train(
             if batch is None:
                 break
             batch = waited(batch)
-            clock.lap("wait")
+            clock.lap("batch")
             ledger.record_batch(batch)  # evidence first, then judgement
             run.limits.check(batch, reporter)
             algorithm = run.algorithm.with_kl(controllers.kl.coef) if controllers.kl else run.algorithm
@@ -145,8 +145,12 @@ async def train(
             run.limits.check_updates(reports, reporter)
             faults.point("loop.between_update_and_publish")
             if buffer.lockstep:
-                await buffer.settle()
-                clock.lap("wait")
+                if not await buffer.settle():
+                    reporter.note(
+                        f"stopped before the batches in flight were whole: their rows end under version {step + 1} when the "
+                        "run resumes, and its numbers are not those of a run that was not stopped"
+                    )
+                clock.lap("batch")
             version = step + 1
             await link.publish(version)
             buffer.published(version)

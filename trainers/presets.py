@@ -26,6 +26,8 @@ from jurat.platform.recipe import (
 )
 
 PLAIN = Shaping()
+RATIOS = ("tis", "icepop", "decoupled")
+"""Corrections that multiply by pi_learner / pi_sampler; the others leave samples out."""
 BEHIND = (Correction(name="tis", high=2.0),)
 """With a lag, where a recipe gives no corrections: the ratio of the policy before the update to the one that drew a token, cut at
 2. That is the decoupled objective (AReaL, arXiv 2505.24298, eq. 5) with the bound of truncated importance sampling (Yao et
@@ -124,6 +126,11 @@ def _filled(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=out)
 
 
+def ratio_of(part: PolicyGradient) -> Correction | None:
+    """The correction that multiplies by pi_learner / pi_sampler."""
+    return next((each for each in part.corrections if each.name in RATIOS), None)
+
+
 def staleness(recipe: Recipe) -> list[str]:
     """What ``engine.max_lag`` and ``engine.lockstep`` do in a stage, filled; empty where both are left out."""
     engine, part = recipe.engine, recipe.algorithm
@@ -131,7 +138,7 @@ def staleness(recipe: Recipe) -> list[str]:
         return ["engine.lockstep does nothing at engine.max_lag 0: sampler and learner take turns"] * engine.lockstep
     if not isinstance(part, PolicyGradient):
         return [f"engine.max_lag does nothing here: algorithm.name {part.name} learns from given completions"]
-    ratio = next((each for each in part.corrections if each.name in ("tis", "icepop", "decoupled")), None)
+    ratio = ratio_of(part)
     if ratio is None:
         said = "algorithm.corrections has no ratio, so that nothing corrects for it"
     else:

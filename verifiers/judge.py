@@ -117,6 +117,17 @@ class LocalJudge:
         self._problem_verifiers = own
         return out
 
+    def deadlines(self) -> dict[str, float]:
+        """{member: the most seconds that a call of it may take}, of members that run in processes; ``problem`` is the
+        slowest verifier of the problems given to ``bind``."""
+        of_problems, out = list(self._problem_verifiers.values()), {}
+        for label, member in zip(self._labels, self.part.members, strict=True):
+            specs = of_problems if member.use == "problem" else [VerifierSpec(name=member.use, args=member.args)]
+            found = [use for use in (self._use(spec.name, spec.args) for spec in specs) if use.call is None]
+            if found:
+                out[label] = max(self._deadline or use.deadline for use in found)
+        return out
+
     @property
     def spec_digest(self) -> str:
         """Identity of the reward, the verifiers of the problems given to ``bind`` included."""

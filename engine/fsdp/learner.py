@@ -32,6 +32,7 @@ from jurat.engine.tensorfile import (
     write_side_files,
     write_tensors,
 )
+from jurat.platform.errors import RunFailed
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import Optim
 from jurat.platform.types import FloatArray, Microbatch, Rounds, UpdateReport
@@ -42,6 +43,8 @@ BUCKET_BYTES = 1 << 26
 """Weights on their way to the sampler: shared memory that a publish takes."""
 POLL_SECONDS = 0.2
 """Between questions whether a checkpoint is written; each waits for the update that runs."""
+WRITE_SECONDS, SLOWEST_DISK = 600.0, 1 << 22
+"""A checkpoint is waited for so long, and a second more for so many bytes of it."""
 SHARED = Path("/dev/shm")
 
 
@@ -217,7 +220,16 @@ class FsdpLearner:
         (folder / "learner.json").write_text(json.dumps(self.state(), indent=2, sort_keys=True) + "\n")
 
     async def _settled(self, folder: Path) -> None:
-        while not all(await self.run(self._everywhere, "staged")):
+        patience = WRITE_SECONDS + self.checkpoint_bytes / SLOWEST_DISK
+        end = time.monotonic() + patience
+        while not all(written := await self.run(self._everywhere, "staged")):
+            if time.monotonic() > end:
+                late = [str(rank) for rank, done in enumerate(written) if not done]
+                raise RunFailed(
+                    f"rank{'s' * (len(late) > 1)} {', '.join(late)} of {len(written)} did not write the checkpoint within "
+                    f"{patience:.0f} s", where=str(folder),
+                    fix="see that its disk answers and has room, then jurat train --resume RUN",
+                )  # fmt: skip
             await asyncio.sleep(POLL_SECONDS)
         await asyncio.to_thread(seal, folder, list(self.files()))
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from jurat.engine.folders import weight_files
+from jurat.engine.sizes import Sizes, sizes_of
 from jurat.platform.errors import ModelError
 
 if TYPE_CHECKING:
@@ -30,33 +31,17 @@ TOGETHER = "config.json and the weight files must belong together"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Sizes):
     """A Llama-like decoder: RMSNorm before attention and before SwiGLU, rotary positions, no biases.
 
     Example: SmolLM2-135M is ``Shape(layers=30, hidden=576, heads=9, kv_heads=3, head_dim=64, ff=1536, ...)``
     """
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ff: int
-    vocab: int
     inv_freq: tuple[float, ...]
     """[head_dim / 2] radians per position, scaling applied."""
     rms_eps: float
-    tied: bool
-    """The head is the embedding."""
-    max_length: int
-    """Positions the model was made for."""
     values: bool = False
     """The head has one output, ``score.weight`` [1, H] as transformers name it: a value model."""
-
-    @property
-    def qkv(self) -> int:
-        """Rows of the joint q, k, v matrix."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +107,9 @@ def shape_of(config: PretrainedConfig) -> Shape:
         raise ModelError(f"the fast path does not cover this model: {reason}", fix="set engine.path: auto or simple")
     rotary = LlamaRotaryEmbedding(config)
     return Shape(
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        ff=config.intermediate_size,
-        vocab=config.vocab_size,
         inv_freq=tuple(rotary.inv_freq.double().tolist()),
         rms_eps=config.rms_norm_eps,
-        tied=bool(config.tie_word_embeddings),
-        max_length=config.max_position_embeddings,
+        **sizes_of(config.to_dict(), where=config._name_or_path or config.model_type),
     )
 
 

@@ -21,6 +21,9 @@ import os
 
 from jurat.platform.errors import ConfigError
 
+REPLAYED = 16
+"""Updates of a learner after which a new snapshot takes the place of those that are kept."""
+
 
 def needs_ray() -> None:
     """Say what Ray reads when it is imported. Raises ConfigError where it is not installed."""

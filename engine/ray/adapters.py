@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jurat.engine.ray import REPLAYED
 from jurat.engine.ray.crew import Crew
 from jurat.engine.ray.hosts import Host
 from jurat.engine.ray.wire import to_wire
@@ -27,8 +28,7 @@ class RemoteLearner:
     every call that changed it since: a new actor restores the one and answers the others again.
     """
 
-    REPLAYED = 16
-    """Updates after which a new snapshot takes the place of the calls that are kept."""
+    REPLAYED = REPLAYED
 
     def __init__(self, host: Host, *, ranks: int) -> None:
         self.host, self.ranks, self.checkpoint_bytes = host, ranks, 0

@@ -48,6 +48,8 @@ PAUSES = (0.2, 0.5, 1.0, 2.0)
 ABORT_SECONDS = 5.0
 """For answers to what was interrupted; what is not there by then is drawn again later."""
 PREFIX = "jurat-"
+SIZES = frozenset({"model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"})
+"""Keys that a server must say of its model, where the recipe's has them."""
 NOT_THE_MODEL = frozenset(
     {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "initializer_range",
      "bos_token_id", "eos_token_id", "pad_token_id", "attention_dropout", "max_position_embeddings"}
@@ -435,6 +437,11 @@ class ServedSampler:
             if wrong:
                 raise ConfigError(f"the vLLM server was not started for jurat: {what}", where=where,
                                   fix="start it by python -m jurat.engine.vllm.serve MODEL (docs/vllm.md)")  # fmt: skip
+        unsaid = sorted((SIZES & self._model.keys()) - hello.model.keys())
+        if unsaid:
+            expected = ", ".join(f"{key} {str(self._model[key])[:100]}" for key in unsaid)
+            raise ModelError(f"the vLLM server has a model of which it does not say {', '.join(unsaid)}; here it is {expected}",
+                             where=where, fix="start it by python -m jurat.engine.vllm.serve MODEL (docs/vllm.md)")  # fmt: skip
         for key in sorted((self._model.keys() & hello.model.keys()) - NOT_THE_MODEL):
             if self._model[key] != hello.model[key]:
                 raise ModelError(

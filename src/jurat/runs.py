@@ -108,13 +108,15 @@ def train(
     resume: str | None = None,
     database: str | None = None,
     reporter: Reporter | None = None,
+    over_memory: bool = False,
 ) -> Run:
     """Train by a recipe and return a handle of the run; the same as ``jurat train`` on the command line.
 
     ``recipe``: the name of one that ships, a YAML file, or a Recipe. ``overrides``: dotted keys, as in
     ``{"algorithm.name": "rloo", "optim.lr": 1e-5}``. ``resume``: a run to go on with, in place of a recipe; it is looked
     for in ``database`` (a SQLAlchemy URL) where its recipe's ``tracking.database`` is not the default.
-    ``reporter``: who is told of each step; one line a step on stderr where None.
+    ``reporter``: who is told of each step; one line a step on stderr where None. ``over_memory``: train also where the
+    estimate of memory, which is a bound, says that it does not fit.
 
     Raises JuratError: ConfigError before anything is loaded, RunFailed when the run cannot go on. Ctrl-C once makes a
     checkpoint and returns a run in state ``interrupted``. Works in a notebook, where an event loop runs already.
@@ -144,8 +146,9 @@ def train(
 
     def go() -> launch.Outcome:
         return launch.train(
-            given, home=place, base=base, reporter=told, run_id=run_id, resume=resume, database=database
-        )
+            given, home=place, base=base, reporter=told, run_id=run_id, resume=resume, database=database,
+            over_memory=over_memory,
+        )  # fmt: skip
 
     if _loop_runs():
         with ThreadPoolExecutor(1, thread_name_prefix="jurat-train") as pool:

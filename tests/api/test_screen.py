@@ -42,7 +42,7 @@ def report(step: int, **more: float) -> StepReport:
         "policy/logprob_diff_mean": 0.0021, "policy/trained_tokens": 400.0, "policy/forwarded_tokens": 900.0,
         **{key.replace("__", "/"): value for key, value in more.items()},
     }  # fmt: skip
-    seconds = {"wait": 2.1, "sample": 1.9, "judge": 0.1, "score": 0.0, "update": 1.8, "publish": 0.1}
+    seconds = {"batch": 2.1, "sample": 1.9, "judge": 0.1, "score": 0.0, "update": 1.8, "publish": 0.1}
     return StepReport(step=step, version=step + 1, metrics=metrics, updates=(), seconds=seconds)
 
 
@@ -91,7 +91,7 @@ def test_no_trained_token_shows_no_policy_numbers() -> None:
 
 def test_of_batches_drawn_ahead_only_the_wait_counts_and_no_speed_is_given() -> None:
     ahead = RECIPE.model_copy(update={"engine": RECIPE.engine.model_copy(update={"max_lag": 2})})
-    drawn = replace(report(0), seconds={"wait": 0.5, "sample": 7.0, "judge": 1.0, "update": 1.5})
+    drawn = replace(report(0), seconds={"batch": 0.5, "sample": 7.0, "judge": 1.0, "update": 1.5})
     line = step_line(history(drawn, recipe=ahead))
     assert "2.0 s/step" in line and "tokens/s" not in line
     assert phases(drawn) == pytest.approx({"sample": 0.4375, "judge": 0.0625, "update": 1.5})

@@ -39,7 +39,7 @@ def test_libraries_of_the_same_name_are_found_from_the_root(root: Path) -> None:
 
 
 def test_tests_mirror_the_rooms(root: Path, rooms: tuple[str, ...]) -> None:
-    others = {"architecture", "golden", "parity", "properties", "release", "soak"}
+    others = {"architecture", "golden", "kit", "parity", "properties", "release", "soak"}
     folders = {path.name for path in (root / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders <= set(rooms) | others
     with_code = {room for room in rooms if room != "migrations" and any((root / room).rglob("*.py"))}

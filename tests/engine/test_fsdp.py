@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from jurat.engine import checkpoint, local, lora
+from jurat.engine import checkpoint, lora
+from jurat.engine.fsdp import learner as learning
 from jurat.engine.fsdp.learner import FsdpLearner
 from jurat.engine.fsdp.lora import FsdpLoRALearner, names_of
 from jurat.engine.fsdp.processes import Processes
@@ -26,7 +27,7 @@ from jurat.engine.simple.learner import SimpleNetwork, SimpleValueNetwork
 from jurat.engine.simple.lora import BareScorer, SimpleLoRA
 from jurat.engine.tensorfile import lay_out, load_tensors
 from jurat.platform.errors import ConfigError, ModelError, RunFailed
-from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
+from jurat.platform.recipe import LoRA, Optim
 from jurat.trainers.losses.clipped import Clipped
 from jurat.trainers.losses.cross_entropy import CrossEntropy
 from jurat.trainers.losses.value import ValueLoss
@@ -444,22 +445,6 @@ def sampler_dims(shapes):
 # ---- refusals and faults -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("engine", "why"), [
-    ({"ranks": 2, "path": "fast"}, "engine.path: fast learns in one process"),
-    ({"ranks": 3, "tp": 2}, "3 ranks cannot be cut into groups of 2"),
-    ({"tp": 2}, "1 ranks cannot be cut into groups of 2"),
-    ({"ranks": 2, "compile": True}, "compiled layers learn in one process"),
-    ({"ranks": 2, "offload": True}, "from their GPUs to the CPU"),
-    ({"ranks": 2, "tp": 2}, "adapters are cut over ranks by FSDP, not within layers"),
-])  # fmt: skip
-def test_what_ranks_cannot_do_is_refused_before_anything_starts(tmp_path, engine, why):
-    from jurat.engine.tiny import save_tiny
-
-    save_tiny(tmp_path / "tiny", hidden=64, layers=2)
-    with pytest.raises(ConfigError, match=why):
-        local.build(tmp_path / "tiny", Engine(**engine), OPTIM, SamplingPart(), total_steps=1, lora=LoRA())
-
-
 def test_models_that_cannot_be_cut_are_refused(open_ranks, make, group, tmp_path):
     make.llama(num_attention_heads=3, num_key_value_heads=3).save_pretrained(tmp_path / "odd")
     with pytest.raises(ConfigError, match="num_attention_heads is 3, which 2 ranks cannot share evenly"):
@@ -469,15 +454,45 @@ def test_models_that_cannot_be_cut_are_refused(open_ranks, make, group, tmp_path
 
 async def test_a_rank_killed_in_an_update_ends_it(open_ranks, group, make, tmp_path):
     learner, mb = open_ranks(2), make.microbatch(GROUPS)
-    update = asyncio.create_task(learner.update(((mb, mb),) * 1000, OBJECTIVE))
-    await asyncio.sleep(1.0)
+    begun = group().moves
+    update = asyncio.create_task(learner.update(((mb, mb),) * 2000, OBJECTIVE))
+    while group().moves == begun:
+        await asyncio.sleep(0.01)
     assert not update.done()
     os.kill(group().pids[1], signal.SIGKILL)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         with pytest.raises(RunFailed, match="rank 1 was killed by SIGKILL during update"):
             await update
         with pytest.raises(RunFailed, match="it goes on from its last checkpoint"):
             await learner.save(tmp_path / "late")
+
+
+class Stuck:
+    """Two ranks, of which one never writes what it was given."""
+
+    failed, moves = "", 0
+
+    def meeting(self):
+        return ""
+
+    def call(self, method, arguments):
+        return {"open": [({"w": (4, 2)}, Layout(fsdp=2)), None], "staged": [True, False]}.get(method, [{}, {}])
+
+    def close(self):
+        pass
+
+
+async def test_a_rank_that_never_writes_a_checkpoint_is_named(tmp_path, monkeypatch, source):
+    monkeypatch.setattr(learning, "WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(learning, "POLL_SECONDS", 0.0)
+    spec = RankSpec(rank=0, ranks=2, tp=1, folder=source, rendezvous="", optim=OPTIM, total=1)
+    learner = FsdpLearner(spec, Stuck())
+    settled = await learner.stage(tmp_path)
+    async with asyncio.timeout(120):
+        with pytest.raises(RunFailed, match="rank 1 of 2 did not write the checkpoint within 0 s") as caught:
+            await settled
+    assert caught.value.where == str(tmp_path) and "--resume" in caught.value.fix
+    learner.leave()
 
 
 # ---- critics -------------------------------------------------------------------------------------------------------

@@ -5,16 +5,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig
 
 from jurat.engine import memory
 from jurat.engine.llama import attention, head, sampler, weights
 from jurat.engine.lora import layout
 from jurat.engine.simple.learner import SimpleNetwork
+from jurat.engine.sizes import Sizes
 from jurat.engine.tiny import save_tiny
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.recipe import LoRA, Recipe
@@ -25,14 +28,14 @@ GIB = memory.GIB
 
 def model(**changes):
     sizes = {"family": "llama", "layers": 30, "hidden": 576, "heads": 9, "kv_heads": 3, "head_dim": 64, "ff": 1536,
-             "vocab": 49152, "tied": True, "context": 8192}  # SmolLM2-135M  # fmt: skip
+             "vocab": 49152, "tied": True, "max_length": 8192}  # SmolLM2-135M  # fmt: skip
     return memory.Model(**{**sizes, **changes})
 
 
 def large(**changes):
     """Llama-3.1-8B."""
     return model(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ff=14336, vocab=128256, tied=False,
-                 context=131072, **changes)  # fmt: skip
+                 max_length=131072, **changes)  # fmt: skip
 
 
 def stage(**keys):
@@ -66,11 +69,56 @@ def test_a_model_without_formulas_is_refused(tmp_path):
         ("{", "not JSON"),
         (json.dumps({"model_type": "gpt2"}), "no formulas.*gpt2"),
         (json.dumps({"model_type": "llama", "quantization_config": {"bits": 4}}), "quantised"),
-        (json.dumps({"model_type": "llama", "hidden_size": 8}), "lacks a size"),
+        (json.dumps({"model_type": "llama", "num_attention_heads": 8}), "has no 'hidden_size'"),
+        ("[]", "no JSON object"),
     ):
         (tmp_path / "config.json").write_text(config)
         with pytest.raises(ModelError, match=said):
             memory.read_model(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["576", 576.0, 0, -1, True, [576], {"a": 1}])
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "head_dim", "vocab_size"])
+def test_a_size_that_is_none_is_named_with_its_file_and_key(tmp_path, key, value):
+    save_tiny(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    if (key, value) == ("head_dim", 0):  # as good as none
+        memory.read_model(tmp_path)
+        return
+    with pytest.raises(ConfigError) as caught:
+        memory.read_model(tmp_path)
+    assert caught.value.where == f"{path}: {key}"
+    assert caught.value.what == f"{key} is {str(value)!r}, expected a whole number from 1 up"
+
+
+def test_the_fast_path_and_the_estimate_read_the_same_sizes(tmp_path):
+    save_tiny(tmp_path)
+    shape, read = weights.shape_of(AutoConfig.from_pretrained(tmp_path)), memory.read_model(tmp_path)
+    assert {each.name: getattr(shape, each.name) for each in fields(Sizes)} == {
+        each.name: getattr(read, each.name) for each in fields(Sizes)
+    }
+
+
+@pytest.mark.parametrize("critic", [False, True])
+@pytest.mark.parametrize("adapters", [False, True])
+def test_on_ray_the_driver_holds_what_brings_a_learner_back(critic, adapters):
+    """12 bytes a parameter that learns, twice while a snapshot is made; 16 updates of 40 bytes a token; the weights."""
+    keys = {"lora": {"rank": 8}} if adapters else {}
+    recipe = stage(
+        engine={"home": "ray"}, algorithm={"name": "ppo" if critic else "grpo"}, updates_per_step=2, **keys,
+        prompts_per_step=4, allocation={"samples_per_prompt": 2}, sampling={"max_new_tokens": 10},
+    )  # fmt: skip
+    found, size = memory.estimate(recipe, model(), 64), model().parameters
+    assert found[0].name == "driver"
+    learns = (model().adapters(LoRA(rank=8)) if adapters else size) + size * critic
+    assert part(found, "snapshot") == part(found, "the next snapshot") == 12 * learns
+    assert part(found, "updates since the snapshot") == (1 + critic) * 16 * 40 * (4 * 64 + 8 * 10) // 2
+    assert part(found, "weights last published") == 2 * size
+    alone = memory.estimate(
+        recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"home": "local"})}), model(), 64
+    )
+    assert part(alone, "snapshot") == 0
 
 
 def test_weights_gradients_and_moments_by_hand():

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from jurat.engine.fsdp import processes as module
 from jurat.engine.fsdp.processes import Host, Processes, RanksLost
 from jurat.platform.errors import ModelError, RunFailed
 
 HOST = """
 import time
+from types import SimpleNamespace
 from jurat.platform.errors import ModelError
 
 class Host:
@@ -52,6 +55,12 @@ def start(tmp_path):
         processes.close()
 
 
+def moved(processes: Processes, begun: int) -> None:
+    """Wait until a rank has got further."""
+    while processes.moves == begun:
+        time.sleep(0.01)
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -75,7 +84,8 @@ def test_answers_come_in_order_and_refusals_as_they_are(start):
 def test_a_rank_that_dies_is_named_with_its_signal(start, how):
     processes = start()
     processes.call("add", [(1, 2), (3, 4)])
-    threading.Timer(0.3, os.kill, (processes.pids[1], how)).start()
+    begun = processes.moves
+    threading.Thread(target=lambda: (moved(processes, begun), os.kill(processes.pids[1], how))).start()
     with pytest.raises(RanksLost, match=f"rank 1 was killed by {how.name} during sleep"):
         processes.call("sleep", [(60, True), (60, True)])
     assert not any(alive(pid) for pid in processes.pids)
@@ -100,9 +110,29 @@ def test_a_stopped_rank_is_told_from_a_group_that_stands_still(start):
     with pytest.raises(RanksLost, match=r"rank 0 has given no sign of life for 1\.5 s in sleep"):
         processes.call("sleep", [(60, True), (60, True)])
     still = start(patience=1.2)
-    assert still.call("sleep", [(2, True), (2, True)]) == ["rested"] * 2
     with pytest.raises(RanksLost, match=r"no rank has got any further for 1\.2 s in sleep"):
         still.call("sleep", [(60, False), (60, False)])
+
+
+def test_a_group_that_gets_on_may_take_as_long_as_it_likes(start, monkeypatch):
+    """The clock stands still but for 3 seconds at each sign that a rank got further, of which there are at least two."""
+    group = start(patience=5.0)
+    group.call("add", [(1, 2), (3, 4)])
+    now, ended = [0.0], threading.Event()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def turn():
+        seen = group.moves
+        while not ended.wait(0.01):
+            if group.moves != seen:
+                seen, now[0] = group.moves, now[0] + 3.0
+
+    clock = threading.Thread(target=turn)
+    clock.start()
+    assert group.call("sleep", [(3, True), (3, True)]) == ["rested"] * 2
+    ended.set()
+    clock.join()
+    assert now[0] > group.patience
 
 
 def test_a_large_message_to_a_stopped_rank_does_not_block(start):
@@ -128,7 +158,7 @@ def test_ranks_end_with_their_driver(tmp_path):
     os.kill(pids[1], signal.SIGSTOP)  # it does not read that the other end is gone
     driver.kill()
     driver.wait()
-    for _ in range(200):
+    for _ in range(1200):
         if not any(map(alive, pids)) and not os.path.exists(folder):
             break
         time.sleep(0.1)

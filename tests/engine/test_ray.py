@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import jurat
+from benches import benchmark
 from jurat.engine.ray import needs_ray
 from jurat.platform import memory
 from jurat.platform.config import override, validate
@@ -24,6 +25,7 @@ from jurat.platform.runs.store import Store
 from jurat.platform.types import Judgement, Message, Problem, Reward, Verdict, VerifierSpec
 from jurat.trainers import launch
 from jurat.trainers.metrics import is_timed
+from screens import Screen
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray: pip install 'ray[default]'", allow_module_level=True)
@@ -33,48 +35,15 @@ import ray  # noqa: E402 (what it reads when it is imported must stand)
 
 from jurat.engine.ray.adapters import RemoteLearner  # noqa: E402
 
-RECIPE = {
-    "model": "tiny-random",
-    "data": {"train": {"source": "generated:plain", "levels": [1], "size": 40}},
-    "reward": {"members": [{"use": "problem"}, {"use": "fluency"}]},
-    "algorithm": {"name": "grpo", "kl": {"coef": 0.1}},
-    "optim": {"lr": 1e-3},
-    "sampling": {"max_new_tokens": 6},
-    "engine": {"dtype": "float32", "threads": 1, "pools": {"main": {"cpus": 1}}},
-    "checkpoint": {"every": 1},
-    "steps": 3,
-    "prompts_per_step": 4,
-    "updates_per_step": 2,
-    "allocation": {"samples_per_prompt": 4},
-    "seed": 3,
-}
-
-
-class Screen:
-    """A Reporter that keeps what it hears and acts after a step."""
-
-    def __init__(self, after=None):
-        self.steps, self.notes, self.after = [], [], after or {}
-
-    def start(self, **said):
-        self.first = said["first_step"]
-
-    def step(self, report):
-        self.steps.append(report)
-        self.after.get(report.step, lambda: None)()
-
-    def evaluation(self, result):
-        pass
-
-    def note(self, text):
-        self.notes.append(text)
+faults = benchmark("faults")
+RECIPE = {**faults.RECIPE, "algorithm": faults.ALGORITHMS["reference"]}
 
 
 def train(home: Path, engine=None, after=None, resume=None, **changes):
     """(rollouts in order, metrics of the steps of this process, screen)"""
     changes |= {f"engine.{key}": value for key, value in (engine or {}).items()}
     recipe = None if resume else validate(override(RECIPE, changes), where="test")
-    screen = Screen(after)
+    screen = Screen(after=after)
     outcome = launch.train(recipe, home=home, base=home, reporter=screen, resume=resume, run_id=None if resume else "r")
     assert outcome.state == "finished"
     steps = [{k: v for k, v in each.metrics.items() if not is_timed(k)} for each in screen.steps]
@@ -143,7 +112,7 @@ def test_sampler_killed_while_it_decodes_and_all_others_after_a_step(cluster, al
 
     monkeypatch.setattr(RemoteLearner, "REPLAYED", 3)
     monkeypatch.setenv("JURAT_FAULT", "sampler.mid_decode:8")
-    rows, steps, screen = train(tmp_path, {"home": "ray"}, after={1: fault})
+    rows, steps, screen = train(tmp_path, {"home": "ray"}, after={2: fault})
     assert [row[:2] for row in rows] == [row[:2] for row in alone[0]]
     assert rows == alone[0]
     assert steps == alone[1]
@@ -238,7 +207,7 @@ async def test_judge_lost_in_mid_work(judges, number):
     os.kill(was, number)
     found = await asyncio.gather(*tasks)
     assert [made.reward.value for made in found] == list(map(float, range(600)))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while first.incarnation == incarnation:  # answers of the other one did not wait for this
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
@@ -259,16 +228,18 @@ async def test_nobody_waits_for_a_judge_that_hangs(judges):
         made = [judge.judge(PROBLEM, "x" * (n % 9), finish="stop") for n in range(count)]
         assert [each.reward.value for each in await asyncio.gather(*made)] == [float(n % 9) for n in range(count)]
 
+    async def trusted():  # on a busy machine it is late without being stopped
+        async with asyncio.timeout(120):
+            while lane.doubted:
+                await ask(2)
+
     await ask(20)
-    assert not lane.doubted
+    await trusted()
     os.kill(first.pid, signal.SIGSTOP)
     await ask(100)
     assert lane.doubted and lane.room <= 0 and first.incarnation == incarnation
     os.kill(first.pid, signal.SIGCONT)
-    deadline = time.monotonic() + 60
-    while lane.doubted:
-        assert time.monotonic() < deadline
-        await ask(2)
+    await trusted()
     await ask(100)
     assert first.incarnation == incarnation
 
@@ -288,7 +259,7 @@ async def test_cancelled_items_are_dropped(judges):
     for task in tasks[1:]:
         task.cancel()
     assert (await tasks[0]).reward.value == 1.0
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while any(lane.held for lane in judge.crew._lanes):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -433,7 +404,7 @@ def nothing_left():
     """All ranks end with their run."""
     before = {p.pid for p in ranks(psutil.Process())}
     yield
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while left := [p for p in ranks(psutil.Process()) if p.pid not in before]:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
@@ -460,11 +431,11 @@ def test_a_rank_and_its_actor_die_together(cluster, tmp_path, nothing_left):
         found[-1].kill()
 
     alone = train(tmp_path / "alone", {"ranks": 2}, **changes)
-    rows, steps, screen = train(tmp_path / "ray", TWO, after={0: strike}, **changes)
+    rows, steps, screen = train(tmp_path / "ray", TWO, after={1: strike}, **changes)
     assert rows == alone[0]
     assert steps == alone[1]
     assert len(found) == 4  # the actor, the process that forks, two ranks
-    assert not psutil.wait_procs(found, timeout=30)[1]
+    assert not psutil.wait_procs(found, timeout=120)[1]
     lost = r"the learner \(process \d+\) lost its ranks \(rank 1 was killed by SIGKILL.*; process \d+ took over"
     assert [note for note in screen.notes if re.search(lost, note)]
 
@@ -504,10 +475,10 @@ def test_ranks_come_back(cluster, in_ranks, tmp_path, nothing_left, monkeypatch,
         )
 
     changes = {"kl": {}, "ppo": PPO, "adapters": ADAPTERS}[name]
-    rows, steps, screen = train(tmp_path, {**TWO, "hang_seconds": 20}, after={1: strike}, **changes)
+    rows, steps, screen = train(tmp_path, {**TWO, "hang_seconds": 20}, after={2: strike}, **changes)
     assert rows == in_ranks(name)[0]
     assert steps == in_ranks(name)[1]
-    assert len(found) == 4 and not psutil.wait_procs(found, timeout=30)[1]
+    assert len(found) == 4 and not psutil.wait_procs(found, timeout=120)[1]
     assert [note for note in screen.notes if re.search(rf"the {role} \(process {found[0].pid}\) .* took over", note)]
 
 

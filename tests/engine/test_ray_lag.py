@@ -2,9 +2,6 @@
 sample is trained once by the versions of its spans, through a checkpoint, a resume and a sampler that dies."""
 
 import importlib.util
-import os
-import signal
-import time
 
 import pytest
 
@@ -14,6 +11,7 @@ from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.trainers import launch
 from jurat.trainers.metrics import is_timed
+from screens import Screen
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray: pip install 'ray[default]'", allow_module_level=True)
@@ -37,26 +35,6 @@ RECIPE = {
     "allocation": {"samples_per_prompt": 4},
     "seed": 3,
 }  # fmt: skip
-
-
-class Screen:
-    def __init__(self, after):
-        self.steps, self.notes, self.after = [], [], after
-
-    def start(self, **said):
-        pass
-
-    def step(self, report):
-        self.steps.append(report)
-        if report.version == self.after:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)
-
-    def evaluation(self, result):
-        pass
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")

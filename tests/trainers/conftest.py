@@ -3,34 +3,13 @@ runs, which a test may interrupt and resume."""
 
 import json
 import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
 
+from screens import Screen
+
 PARITY = Path(os.environ.get("JURAT_PARITY", Path(__file__).parents[3] / "shared" / "parity"))
-
-
-class Screen:
-    """A Reporter that keeps what it hears, and presses Ctrl-C after version ``stop``."""
-
-    def __init__(self, stop):
-        self.stop, self.steps, self.evaluations, self.notes = stop, [], [], []
-
-    def start(self, **said): ...
-
-    def step(self, report):
-        self.steps.append(report)
-        if report.version == self.stop:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)  # the handler runs between two turns of the loop
-
-    def evaluation(self, result):
-        self.evaluations.append(result)
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="session")

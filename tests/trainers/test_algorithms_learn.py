@@ -4,6 +4,7 @@ import pytest
 
 from jurat.platform.config import validate
 from jurat.trainers import launch
+from screens import Screen
 
 BASE = {
     "data": {
@@ -23,18 +24,8 @@ OWN = {
 }
 
 
-class Quiet:
-    def start(self, **said): ...
-
-    def step(self, report): ...
-
-    def evaluation(self, result): ...
-
-    def note(self, text): ...
-
-
 def train(home, **given):
-    return launch.train(validate({**BASE, **given}, where="test"), home=home, base=home, reporter=Quiet())
+    return launch.train(validate({**BASE, **given}, where="test"), home=home, base=home, reporter=Screen())
 
 
 @pytest.fixture(scope="module")

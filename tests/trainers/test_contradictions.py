@@ -9,7 +9,8 @@ import pytest
 
 from jurat.api import recipes
 from jurat.platform.errors import ConfigError
-from jurat.trainers.contradictions import ALONE
+from jurat.platform.recipe import Recipe
+from jurat.trainers.contradictions import ALONE, refuse_contradictions
 from jurat.trainers.samples import ESTIMATORS
 
 TOP = """\
@@ -39,6 +40,11 @@ def refused(tmp_path, text, *given):
         recipes.load(str(tmp_path / "r.yaml"), given)
     where = caught.value.where.removeprefix(f"{tmp_path}/")
     return caught.value.what, where, caught.value.fix
+
+
+def given(tmp_path, text, *assignments):
+    (tmp_path / "r.yaml").write_text(TOP + text)
+    return str(tmp_path / "r.yaml"), assignments
 
 
 def test_the_stage_and_the_line_are_named(tmp_path):
@@ -89,6 +95,76 @@ def test_all_that_keys_alone_tell(tmp_path, text, what):
 def test_normalised_rewards_that_are_felt(tmp_path, text):
     (tmp_path / "r.yaml").write_text(TOP + text)
     recipes.load(str(tmp_path / "r.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "key"),
+    [
+        ("engine: {ranks: 2, path: fast}", "engine.path: fast learns in one process", "engine.path"),
+        ("engine: {ranks: 3, tp: 2}", "3 ranks cannot be cut into groups of 2", "engine.tp"),
+        ("engine: {tp: 2}", "1 ranks cannot be cut into groups of 2", "engine.tp"),
+        ("engine: {ranks: 2, compile: true}", "compiled layers learn in one process", "engine.compile"),
+        ("engine: {path: fast, compile: true}", "engine.compile compiles the transformers model", "engine.compile"),
+        ("engine: {ranks: 2, offload: true}", "engine.offload moves slices", "engine.offload"),
+        ("engine: {device: cuda, offload: true}", "engine.offload moves slices", "engine.offload"),
+        ("engine: {ranks: 2, tp: 2}\nlora: {}", "adapters (lora) are cut over ranks", "engine.tp"),
+        ("engine: {judges: 3}", "engine.judges 3 are processes of a cluster", "engine.judges"),
+        ("engine: {vllm_memory: 4}", "engine.vllm_memory is read by engine.sampler: vllm", "engine.vllm_memory"),
+        (
+            "engine: {sampler: vllm, vllm_url: 'http://h:1', vllm_memory: 4}",
+            "engine.vllm_memory is of a vLLM in this process",
+            "engine.vllm_memory",
+        ),
+    ],
+)
+@pytest.mark.parametrize("home", ["local", "ray"])
+def test_what_an_engine_cannot_honour_is_told_before_anything_starts(tmp_path, home, text, what, key):
+    """Alike in both homes but for what only one of them has, and in a stage that is not the first."""
+    if "judges" in text and home == "ray":
+        assert recipes.load(*given(tmp_path, text, "engine.home=ray"))[0].engine.judges == 3
+        return
+    lora = ", lora: {}" if "lora" in text else ""
+    stages = f"stages: [{{name: a, steps: 1}}, {{name: b, steps: 1{lora}}}]"
+    for whole in (text, text.partition("\n")[0] + "\n" + stages):
+        said, where, fix = refused(tmp_path, whole, f"engine.home={home}")
+        assert said.startswith(what) and fix
+        assert where.startswith("r.yaml:") or where == key, where
+
+
+def test_the_stage_whose_adapters_do_not_go_with_tp_is_enough(tmp_path):
+    text = "engine: {ranks: 2, tp: 2}\nstages: [{name: a, steps: 1}, {name: b, steps: 1, lora: {}}]"
+    assert refused(tmp_path, text)[0].startswith("adapters (lora)")
+    recipes.load(*given(tmp_path, text.replace(", lora: {}", "")))
+
+
+def test_what_the_record_of_a_run_repeats_is_no_contradiction(tmp_path):
+    """It gives every key."""
+    found, _ = recipes.load(*given(tmp_path, "engine: {sampler: vllm, vllm_url: 'http://h:1'}"))
+    refuse_contradictions(Recipe.model_validate(found.model_dump(mode="json")))
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.9])
+def test_ranks_have_time_to_say_that_they_get_on(tmp_path, seconds):
+    assert "hang_seconds" in refused(tmp_path, f"engine: {{hang_seconds: {seconds}}}")[0]
+
+
+@pytest.mark.parametrize("name", ["remax", "opo"])
+@pytest.mark.parametrize("corrections", ["[]", "[reject]", "[off_policy_mask]"])
+def test_a_plain_gradient_of_an_old_policy_needs_a_ratio(tmp_path, name, corrections):
+    names = [each for each in corrections.strip("[]").split(",") if each]
+    listed = ", ".join(f"{{name: {each}}}" for each in names)
+    text = f"algorithm: {{name: {name}, corrections: [{listed}]}}\nengine: {{max_lag: %d}}"
+    what, where, fix = refused(tmp_path, text % 1)
+    assert what.startswith(f"algorithm.name {name!r} with algorithm.loss 'plain'") and "engine.max_lag 1" in what
+    assert where == "r.yaml:3" and "leave it out" in fix
+    recipes.load(*given(tmp_path, text % 0))
+    recipes.load(*given(tmp_path, (text % 1).replace(f"[{listed}]", "[{name: icepop}]")))
+    recipes.load(*given(tmp_path, f"algorithm: {name}\nengine: {{max_lag: 1}}"))
+
+
+@pytest.mark.parametrize("algorithm", ["{name: raft, corrections: []}", "{name: grpo, corrections: []}"])
+def test_who_imitates_or_clips_may_do_without(tmp_path, algorithm):
+    recipes.load(*given(tmp_path, f"algorithm: {algorithm}\nengine: {{max_lag: 1}}"))
 
 
 def test_torch_is_not_waited_for(tmp_path):

@@ -10,7 +10,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -164,7 +163,6 @@ def killed_at_random(recipe: Path, uninterrupted, home: Path, seed: int) -> None
     moments = random.Random(seed)
     for _ in range(2):
         home.mkdir(exist_ok=True)
-        started = time.monotonic()
         process = (
             start(home, recipe)
             if not (home / "runs" / "k").exists()
@@ -177,7 +175,6 @@ def killed_at_random(recipe: Path, uninterrupted, home: Path, seed: int) -> None
         except subprocess.TimeoutExpired:
             process.kill()
         process.wait()
-        assert time.monotonic() - started < 60
         if process.returncode == 0:  # it ended before its moment came
             break
     else:

@@ -4,10 +4,9 @@ versions of its tokens; in lockstep numbers do not depend on speed; and what a c
 import asyncio
 import hashlib
 import json
-import os
 import random
-import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,15 @@ import pytest
 import torch
 
 from jurat.engine import local, models
+from jurat.platform import faults
 from jurat.platform.config import override, validate
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.platform.types import PHASES
-from jurat.trainers import launch
+from jurat.trainers import launch, prepare, stage
+from jurat.trainers.buffer import Buffer
 from jurat.trainers.metrics import is_timed
+from screens import Screen, interrupt
 
 RECIPE = {
     "model": "tiny-random",
@@ -36,26 +38,6 @@ RECIPE = {
     "allocation": {"samples_per_prompt": 4},
     "seed": 3,
 }
-
-
-class Screen:
-    """A Reporter that keeps what it hears, and acts after a step."""
-
-    def __init__(self, after=None):
-        self.reports, self.notes, self.after = [], [], after or {}
-
-    def start(self, **said):
-        pass
-
-    def step(self, report):
-        self.reports.append(report)
-        self.after.get(report.version, lambda: None)()
-
-    def evaluation(self, result):
-        pass
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 class Delays:
@@ -106,7 +88,7 @@ def train(tmp_path, monkeypatch):
 
     def run(home="h", *, delays=None, after=None, resume=None, apart=False, **changes):
         delays = delays or Delays()
-        build, judging = local.build, launch.build_judge
+        build, judging = local.build, prepare.build_judge
 
         def engine(folder, part, *args, **kwargs):
             part = part.model_copy(update={"max_lag": 1}) if apart else part
@@ -119,14 +101,14 @@ def train(tmp_path, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(local, "build", engine)
-            patch.setattr(launch, "build_judge", judge)
+            patch.setattr(prepare, "build_judge", judge)
             recipe = None if resume else validate(override(RECIPE, changes), where="test")
-            screen = Screen(after)
+            screen = Screen(after=after)
             outcome = launch.train(
                 recipe, home=tmp_path / home, base=tmp_path, reporter=screen, resume=resume,
                 run_id=None if resume else "r",
             )  # fmt: skip
-        return recorded(tmp_path / home), screen.reports, weights(outcome), screen
+        return recorded(tmp_path / home), screen.steps, weights(outcome), screen
 
     return run
 
@@ -260,11 +242,6 @@ def logprobs(model, tokens, temperature):
     return np.concatenate([[0.0], found.numpy()])
 
 
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.05)
-
-
 @pytest.mark.parametrize("lag", [1, 2])
 def test_in_lockstep_a_stopped_run_resumes_equal(lag, train):
     settings = {**LOCKSTEP, "engine.max_lag": lag, "checkpoint.every": 2}
@@ -275,6 +252,29 @@ def test_in_lockstep_a_stopped_run_resumes_equal(lag, train):
     assert numbers(again[0]) == numbers(whole[0])
     assert learnt([*first[1], *again[1]]) == learnt(whole[1])
     assert again[2] == whole[2]
+
+
+class Hanging(Delays):
+    """Judgements of what version 2 draws never come."""
+
+    def pause(self, most):
+        return asyncio.Event().wait() if most and max(self.published) >= 2 else asyncio.sleep(0)
+
+
+def test_in_lockstep_a_stop_does_not_wait_for_rows_that_do_not_end(train, monkeypatch):
+    """Ctrl-C in the third step: it ends in a checkpoint, which keeps the rows of the batch in flight."""
+    settings = {**LOCKSTEP, "engine.max_lag": 1}
+    with monkeypatch.context() as patch:
+        patch.setenv("JURAT_FAULT", "loop.between_update_and_publish:3:INT")
+        patch.setattr(faults, "_visits", {})
+        patch.setattr(stage, "Buffer", partial(Buffer, grace=0.0))
+        _, first, _, screen = train(**settings, delays=Hanging(judge=1.0))
+    assert [report.step for report in first] == [0, 1, 2]
+    assert any(note.startswith("stopped before the batches in flight were whole") for note in screen.notes)
+    rows, again, _, _ = train(resume="r")
+    assert [report.step for report in again] == [3, 4]
+    check_once(rows, 5, 12, 1)
+    assert {span.version for row in rows if row.step == 3 for span in row.scored.rollout.spans} <= {2, 3}
 
 
 def test_with_a_lag_a_checkpoint_keeps_rows_in_flight_and_the_run_goes_on_from_them(train, tmp_path):

@@ -3,9 +3,9 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,9 @@ from jurat.platform.config import load_recipe, override, validate
 from jurat.platform.errors import ConfigError, DataError, ModelError, RunFailed
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
-from jurat.trainers import launch
+from jurat.trainers import launch, stage
+from jurat.trainers.algorithms import build_algorithm
+from screens import Screen
 
 TINY = {
     "model": "tiny-random",
@@ -34,25 +36,6 @@ TINY = {
 }
 
 TEACH = {key: value for key, value in TINY.items() if key != "allocation"} | {"algorithm": {"name": "sft"}}
-
-
-class Screen:
-    """A Reporter that keeps what it hears."""
-
-    def __init__(self):
-        self.steps, self.evaluations, self.notes, self.starts = [], [], [], []
-
-    def start(self, **said):
-        self.starts.append(said)
-
-    def step(self, report):
-        self.steps.append(report)
-
-    def evaluation(self, result):
-        self.evaluations.append(result)
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 def run(home: Path, overrides=None, base=TINY, **changes):
@@ -216,8 +199,8 @@ def test_a_recipe_or_a_run_not_both(tmp_path):
 def test_shipped_recipes_are_valid(name):
     recipe = load_recipe(Path(launch.__file__).parent / "recipes" / f"{name}.yaml")
     assert recipe.about
-    for _, stage in recipe.staged():
-        launch.build_algorithm(stage)
+    for _, each in recipe.staged():
+        build_algorithm(each)
 
 
 def test_gold_is_checked_before_supervised_training_too(tmp_path):
@@ -271,31 +254,10 @@ def test_a_dry_run_counts_long_prompts(tmp_path):
     assert "1 of 4 prompts of data.train" in plan["notes"][0]
 
 
-class Interrupting(Screen):
-    """Ctrl-C as soon as ``when(stage, version)``: version 0 when a stage begins."""
-
-    def __init__(self, when):
-        super().__init__()
-        self.when = when
-
-    def start(self, **said):
-        super().start(**said)
-        self.maybe(0)
-
-    def step(self, report):
-        super().step(report)
-        self.maybe(report.version)
-
-    def maybe(self, version):
-        if self.when(self.starts[-1]["stage"], version):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)  # the handler runs between two turns of the loop
-
-
 def interrupted(home, when, **changes):
     """(how it ended, how it went on)"""
     recipe = validate({**TINY, **changes}, where="test")
-    first = launch.train(recipe, home=home, base=home, reporter=Interrupting(when))
+    first = launch.train(recipe, home=home, base=home, reporter=Screen(when))
     screen = Screen()
     again = launch.train(None, home=home, base=home, reporter=screen, resume=first.run)
     return first, again, screen
@@ -390,17 +352,25 @@ def test_ctrl_c_ends_an_evaluation_at_once_and_a_resume_makes_it_whole(tmp_path,
 
 
 def test_a_long_evaluation_says_how_far_it_is(tmp_path, monkeypatch):
-    true = launch.evaluation.sample_and_judge
+    """No answer comes before it has said so."""
+    true, said, told = launch.evaluation.sample_and_judge, [], launch.asyncio.Event()
 
-    async def slow(*args, **how):
-        await launch.asyncio.sleep(0.05)
+    def note(self, text):
+        if text.startswith("measuring"):
+            said.append(text)
+            told.set()
+
+    async def held(*args, **how):
+        await told.wait()
         return await true(*args, **how)
 
-    monkeypatch.setattr(launch.evaluation, "sample_and_judge", slow)
-    monkeypatch.setattr(launch, "QUIET", 0.001)
-    _, screen = run(tmp_path, steps=1)
-    (said,) = [note for note in screen.notes if note.startswith("measuring held_out at step 0")]
-    assert said == "measuring held_out at step 0: 0 of 150 answers after 0 s"  # 30 problems, 4 samples and a greedy one
+    monkeypatch.setattr(Screen, "note", note)
+    monkeypatch.setattr(launch.evaluation, "sample_and_judge", held)
+    monkeypatch.setattr(stage, "QUIET", 0.001)
+    monkeypatch.setattr(stage, "TOLD", 3600.0)
+    run(tmp_path, steps=1)
+    # 30 problems, 4 samples and a greedy one
+    assert re.fullmatch(r"measuring held_out at step 0: 0 of 150 answers after \d+ s", said[0])
 
 
 def test_a_model_lies_beside_its_recipe(tmp_path):
@@ -427,5 +397,29 @@ def test_plain_demonstrations_are_taught_and_their_loss_is_measured(tmp_path):
 def test_what_the_ranks_of_a_later_stage_cannot_do_is_refused_before_the_first(tmp_path):
     stages = [{"name": "a", "steps": 1}, {"name": "b", "steps": 1, "lora": {"rank": 2}}]
     recipe = validate({**TINY, "engine": {"ranks": 2, "tp": 2}, "stages": stages}, where="test")
-    with pytest.raises(ConfigError, match="adapters are cut over ranks"):
+    with pytest.raises(ConfigError, match=r"adapters \(lora\) are cut over ranks"):
         launch.dry_run(recipe, home=tmp_path, base=tmp_path)
+
+
+@pytest.mark.parametrize("home", ["ray", "local"])
+def test_a_verdict_may_not_take_as_long_as_a_judge_that_hangs(tmp_path, home):
+    """Two that are judged one after the other; nothing of the cluster is asked for."""
+    rule = "import jurat\n" + "".join(
+        f"@jurat.verifier('slow_{name}', version='1', deadline={seconds})\ndef {name}(problem, completion): return True\n"
+        for name, seconds in (("a", 20.0), ("b", 40.0))
+    )
+    (tmp_path / "rules.py").write_text(rule)
+    members = [{"use": "slow_a"}, {"use": "slow_b"}, {"use": "exact"}]
+    changes = {**TINY, "verifiers": ["rules.py"], "reward": {"members": members}}
+    recipe = validate({**changes, "engine": {"home": home, "hang_seconds": 60.0}}, where="test")
+    if home == "local":
+        launch.dry_run(recipe, home=tmp_path, base=tmp_path)
+        return
+    with pytest.raises(
+        ConfigError, match=r"may take 60 s \(deadline of each verifier: slow_a 20, slow_b 40\)"
+    ) as caught:
+        launch.dry_run(recipe, home=tmp_path, base=tmp_path)
+    assert caught.value.where == "engine.hang_seconds" and "engine.hang_seconds 60" in caught.value.what
+    assert caught.value.fix == "set it above 60, or lower deadline= in @jurat.verifier of slow_b"
+    longer = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"hang_seconds": 61.0})})
+    launch.dry_run(longer, home=tmp_path, base=tmp_path)

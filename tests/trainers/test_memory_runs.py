@@ -9,7 +9,8 @@ from jurat.engine import checkpoint as checkpointing
 from jurat.platform.config import validate
 from jurat.platform.errors import ConfigError
 from jurat.platform.memory import recorded
-from jurat.trainers import launch
+from jurat.trainers import launch, prepare
+from screens import Screen
 
 TINY = {
     "model": "tiny-random",
@@ -23,33 +24,18 @@ TINY = {
 }
 
 
-class Screen:
-    """A Reporter that keeps what it hears, and fails at step ``fail``."""
-
-    def __init__(self, fail=None):
-        self.fail, self.steps, self.notes = fail, [], []
-
-    def start(self, **said): ...
-
-    def step(self, report):
-        self.steps.append(report)
-        if report.step == self.fail:
-            raise KeyboardInterrupt
-
-    def evaluation(self, result): ...
-
-    def note(self, text):
-        self.notes.append(text)
+def fail():
+    raise KeyboardInterrupt
 
 
 def test_they_go_on_after_a_stop(tmp_path):
-    recipe, screen = validate(TINY, where="test"), Screen(fail=2)
+    recipe, screen = validate(TINY, where="test"), Screen(after={3: fail})
     with pytest.raises(KeyboardInterrupt):
         launch.train(recipe, home=tmp_path, base=tmp_path, reporter=screen, run_id="r")
     assert any("moves limits by the clock" in note for note in screen.notes)
     folder = tmp_path / "runs/r/checkpoints/main"
     first = recorded(folder / "step-000002")
-    phases = ["wait", "score", "update", "publish"]
+    phases = ["batch", "score", "update", "publish"]
     assert [(peak.step, peak.phase) for peak in first] == [(step, phase) for step in range(2) for phase in phases]
     assert all(10 << 20 < peak.bytes["host"] < 64 << 30 for peak in first)
 
@@ -73,10 +59,26 @@ def test_they_go_on_after_a_stop(tmp_path):
 
 
 def test_a_run_that_cannot_fit_ends_before_it_begins(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch, "machine_bytes", lambda: 400 << 20)
+    monkeypatch.setattr(prepare, "machine_bytes", lambda: 400 << 20)
     recipe = validate(TINY, where="test")
     with pytest.raises(ConfigError, match=r"it needs .* MiB on this machine .* there are 400 MiB"):
         launch.train(recipe, home=tmp_path, base=tmp_path, reporter=Screen(), run_id="r")
     assert not list((tmp_path / "runs").glob("r*"))
-    with pytest.raises(ConfigError, match="there are 400 MiB"):
+    with pytest.raises(ConfigError, match="there are 400 MiB") as caught:
         launch.dry_run(recipe, home=tmp_path, base=tmp_path)
+    assert caught.value.fix.endswith("or --over-memory, to train all the same: the sum is a bound")
+
+
+def test_a_bound_may_be_passed_over(tmp_path, monkeypatch):
+    """It is said, and the run goes on; so when it is resumed."""
+    monkeypatch.setattr(prepare, "machine_bytes", lambda: 400 << 20)
+    recipe, screen = validate({**TINY, "steps": 2}, where="test"), Screen(stop=1)
+    plan = launch.dry_run(recipe, home=tmp_path, base=tmp_path, over_memory=True)
+    assert [note for note in plan["notes"] if "there are 400 MiB" in note]
+    assert plan["stages"][0]["memory_bytes"] > 400 << 20
+    first = launch.train(recipe, home=tmp_path, base=tmp_path, reporter=screen, run_id="r", over_memory=True)
+    assert first.state == "interrupted" and any("there are 400 MiB" in note for note in screen.notes)
+    with pytest.raises(ConfigError, match="there are 400 MiB"):
+        launch.train(None, home=tmp_path, base=tmp_path, reporter=Screen(), resume="r")
+    again = launch.train(None, home=tmp_path, base=tmp_path, reporter=Screen(), resume="r", over_memory=True)
+    assert again.state == "finished"

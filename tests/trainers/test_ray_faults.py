@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from benches import benchmark
 from jurat.engine.ray import needs_ray
 from jurat.platform.faults import POINTS
 
@@ -19,16 +17,7 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray: pip install 'ray[default]'", allow_module_level=True)
 
 
-def _benchmark() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "faults.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_faults", path)
-    assert spec and spec.loader
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-faults = _benchmark()
+faults = benchmark("faults")
 HITS = [(role, point, sent) for role, points in faults.POINTS.items() for point in points for sent in ("KILL", "STOP")]
 TWENTY = random.Random(5).sample(HITS, 20)
 

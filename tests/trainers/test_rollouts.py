@@ -3,9 +3,6 @@
 import asyncio
 import hashlib
 import json
-import os
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +28,7 @@ from jurat.trainers import launch
 from jurat.trainers.allocate import build_allocator
 from jurat.trainers.metrics import step_metrics
 from jurat.trainers.rollouts import Rollouts
+from screens import Screen
 
 PROBLEMS = [
     Problem(id=name, messages=(Message(role="user", content=name),), reference="1", verifier=VerifierSpec(name="math"))
@@ -301,28 +299,6 @@ def even(problem, completion):
 """
 
 
-class Screen:
-    """A Reporter that keeps what it hears, and presses Ctrl-C after step ``stop``."""
-
-    def __init__(self, stop=None):
-        self.stop, self.notes, self.reports = stop, [], []
-
-    def start(self, **said):
-        pass
-
-    def step(self, report):
-        self.reports.append(report)
-        if report.version == self.stop:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)
-
-    def evaluation(self, result):
-        pass
-
-    def note(self, text):
-        self.notes.append(text)
-
-
 def result(home, run):
     store = Store.open(None, home)
     page = read(store, store.run(run), limit=None)
@@ -363,7 +339,7 @@ def test_dapo_never_dies_of_a_hopeless_data_set(tmp_path):
     screen = Screen()
     outcome = launch.train(recipe, home=tmp_path, base=tmp_path, reporter=screen)
     assert outcome.state == "finished"
-    assert [report.metrics["group/count"] for report in screen.reports] == [0.0, 0.0]
-    assert [report.metrics["group/discarded"] for report in screen.reports] == [12.0, 12.0]
-    assert all(report.metrics["tokens/generated"] > 0 for report in screen.reports)
+    assert [report.metrics["group/count"] for report in screen.steps] == [0.0, 0.0]
+    assert [report.metrics["group/discarded"] for report in screen.steps] == [12.0, 12.0]
+    assert all(report.metrics["tokens/generated"] > 0 for report in screen.steps)
     assert any("curriculum" in note for note in screen.notes)

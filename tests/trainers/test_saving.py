@@ -67,7 +67,8 @@ async def test_a_failed_writing_ends_the_run_at_the_next_step_and_hides_no_other
             await saving.begin(5, {}, state)
             saving.check()
             places.end(RunFailed("disk"))
-            await asyncio.sleep(0.01)
+            for _ in range(10):
+                await asyncio.sleep(0)
             saving.check()
     with pytest.raises(RunFailed, match="other"):
         async with Saving(places, places, places) as saving:

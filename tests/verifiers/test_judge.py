@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import os
 import random
 import re
@@ -34,6 +35,13 @@ def judge_of(use: str = "hostile", *, workers: int = 1, limits: Limits = SMALL, 
 
 @pytest.fixture(scope="module")
 def judge():
+    with judge_of(spares=1, cache=0, deadline=120.0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """A judge with the verifiers' own deadline, a second: for what never ends."""
     with judge_of(spares=1, cache=0) as made:
         yield made
 
@@ -42,7 +50,7 @@ def alive(pids: list[int]) -> list[int]:
     return [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
 
 
-def wait_for(condition, seconds: float = 10.0) -> bool:
+def wait_for(condition, seconds: float = 120.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -79,7 +87,8 @@ def wait_for(condition, seconds: float = 10.0) -> bool:
         ("ignore_term", "timeout", "deadline of 1 s"),
     ],
 )
-def test_a_misbehaving_verifier_costs_its_own_verdict(judge, word, status, said):
+def test_a_misbehaving_verifier_costs_its_own_verdict(judge, quick, word, status, said):
+    judge = quick if status == "timeout" else judge
     verdict = judge.verdict(GOOD, "!" + word)
     assert (verdict.status, said in verdict.why) == (status, True), verdict.why
     assert verdict.fault == {"error": "verifier", "timeout": "verifier", "infra": "infra"}.get(status)
@@ -94,7 +103,7 @@ def test_an_error_carries_the_traceback(judge):
     assert "no such luck" in verdict.evidence["trace"] and "hostile.py" in verdict.evidence["trace"]
 
 
-def test_a_process_that_was_started_and_left_is_killed_with_its_verdict(judge):
+def test_a_process_that_was_started_and_left_is_killed_with_its_verdict(judge, quick):
     before = {p.pid for p in psutil.process_iter()}
     with judge_of() as own:
         for word in ("fork", "daemon", "fork_returns"):
@@ -102,8 +111,9 @@ def test_a_process_that_was_started_and_left_is_killed_with_its_verdict(judge):
         own.verdict(GOOD, "7")
 
     def left() -> list[int]:
-        # The shared judge may start its spare meanwhile.
-        theirs = [c.pid for pid in judge.pids() for c in psutil.Process(pid).children(recursive=True)] + judge.pids()
+        # The shared judges may start their spares meanwhile.
+        shared = judge.pids() + quick.pids()
+        theirs = [c.pid for pid in shared for c in psutil.Process(pid).children(recursive=True)] + shared
         found = {p.pid for p in psutil.process_iter() if _is_worker(p)} - before - {os.getpid(), *theirs}
         return alive(sorted(found))
 
@@ -127,26 +137,24 @@ def test_blame_may_be_the_policy_s():
 
 
 def test_loops_in_c_cost_two_of_two_hundred():
-    """2 of 200 hold the interpreter for ever: 198 right, in the deadline + 2 s, workers restored, no zombie."""
+    """2 of 200 hold the interpreter for ever: each costs one process at its deadline, once; 198 are right, workers are
+    restored, no zombie is left."""
     texts = ["7" if i % 2 else "8" for i in range(200)]
     texts[40] = texts[41] = "!loop_c"
-    with judge_of(workers=2) as judge:
+    with judge_of(workers=2, deadline=2.0) as judge:
         assert wait_for(lambda: len(judge.pids()) == 3)
         judge.verdict(GOOD, "7")
         born = set(judge.pids())
-        started = time.monotonic()
         made = dict(judge.judge_many((GOOD, text) for text in texts))
-        seconds = time.monotonic() - started
         assert wait_for(lambda: len(judge.pids()) == 3)
         dead = born - set(judge.pids())
         assert wait_for(lambda: not [p for p in dead if psutil.pid_exists(p)]), "zombies"
     assert sorted(made) == list(range(200))
     verdicts = {i: made[i].verdicts["hostile"] for i in made}
-    assert verdicts[40].status == verdicts[41].status == "timeout"
+    assert [(verdicts[i].status, verdicts[i].attempt) for i in (40, 41)] == [("timeout", 1)] * 2
+    assert len(dead) == 2
     right = [i for i in range(200) if i not in (40, 41) and verdicts[i].score == float(texts[i] == "7")]
     assert len(right) == 198
-    assert seconds < 1.0 + 2.0
-    assert all(verdicts[i].seconds < 1.0 for i in right)
 
 
 def test_exactly_one_verdict_each_under_random_kills():
@@ -158,24 +166,13 @@ def test_exactly_one_verdict_each_under_random_kills():
     ]
     with judge_of(workers=2, cache=0) as judge:
         judge.verdict(GOOD, "7")
-        stop = threading.Event()
-
-        def murder() -> None:
-            while not stop.wait(0.3):
-                pids = judge.pids()
-                if pids:
-                    try:
-                        os.kill(rng.choice(pids), signal.SIGKILL)
-                    except ProcessLookupError:
-                        continue
-
-        killer = threading.Thread(target=murder)
-        killer.start()
-        try:
-            made = list(judge.judge_many((GOOD, text) for text in texts))
-        finally:
-            stop.set()
-            killer.join()
+        made = []
+        for found in judge.judge_many((GOOD, text) for text in texts):
+            made.append(found)
+            pids = judge.pids()
+            if len(made) % 10 == 0 and pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rng.choice(pids), signal.SIGKILL)
     count = collections.Counter(index for index, _ in made)
     assert count == collections.Counter(range(300))
     for index, judgement in made:
@@ -206,21 +203,24 @@ def test_a_wrong_count_is_an_error_for_all_and_never_spread():
 # ---- flow --------------------------------------------------------------------------------------------------------
 
 
-def test_results_come_as_they_complete_and_no_more_are_read_than_the_window():
-    read = 0
+def test_results_come_as_they_complete_and_no_more_are_read_than_the_window(tmp_path):
+    """The first is held back until all others are there."""
+    read, held = 0, tmp_path / "held"
 
     def pairs():
         nonlocal read
         for i in range(100):
             read += 1
-            yield GOOD, "!sleep" if i == 0 else "7"
+            yield GOOD, f"!wait {held}" if i == 0 else "7"
 
-    with judge_of(workers=2, deadline=1.0, cache=0) as judge:
+    with judge_of(workers=2, deadline=120.0, cache=0) as judge:
         judge.verdict(GOOD, "7")
         order = []
         for index, _ in judge.judge_many(pairs(), window=8):
             order.append(index)
             assert read <= len(order) + 8
+            if len(order) == 99:
+                held.with_suffix(".go").touch()
     assert sorted(order) == list(range(100)) and order[-1] == 0
 
 
@@ -229,28 +229,24 @@ async def test_the_async_form_gives_the_same(judge):
     assert [made[i].reward.value for i in range(20)] == [float(i == 7) for i in range(20)]
 
 
-async def test_a_hanging_verifier_does_not_hold_the_event_loop(judge):
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
+async def test_a_hanging_verifier_does_not_hold_the_event_loop(tmp_path):
+    """It ends because of what is done here while it runs."""
+    held = tmp_path / "held"
+    with judge_of(deadline=120.0) as judge:
+        waiting = asyncio.create_task(judge.judge(GOOD, f"!wait {held}", finish="stop"))
+        while not held.exists():
             await asyncio.sleep(0.01)
-            ticks += 1
-
-    ticking = asyncio.create_task(tick())
-    verdict = (await judge.judge(GOOD, "!sleep", finish="stop")).verdicts["hostile"]
-    ticking.cancel()
-    assert verdict.status == "timeout" and ticks > 50
+        held.with_suffix(".go").touch()
+        assert (await waiting).verdicts["hostile"].status == "abstained"
 
 
-async def test_a_cancelled_call_leaves_the_judge_usable(judge):
-    task = asyncio.create_task(judge.judge(GOOD, "!sleep", finish="stop"))
+async def test_a_cancelled_call_leaves_the_judge_usable(quick):
+    task = asyncio.create_task(quick.judge(GOOD, "!sleep", finish="stop"))
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (await judge.judge(GOOD, "7", finish="stop")).reward.value == 1.0
+    assert (await quick.judge(GOOD, "7", finish="stop")).reward.value == 1.0
 
 
 def test_any_thread_and_any_event_loop(judge):
@@ -372,16 +368,16 @@ def test_decided_verdicts_are_cached_and_undecided_ones_never():
         assert judge.verdict(GOOD, "x") is not judge.verdict(GOOD, "x")
 
 
-def test_closing_ends_everything():
-    judge = judge_of("hostile", workers=2)
+def test_closing_ends_everything(tmp_path):
+    judge, held = judge_of("hostile", workers=2, deadline=120.0), tmp_path / "held"
     judge.verdict(GOOD, "7")
     pids = judge.pids()
     result: list = []
-    waiting = threading.Thread(target=lambda: result.append(judge.verdict(GOOD, "!sleep")))
+    waiting = threading.Thread(target=lambda: result.append(judge.verdict(GOOD, f"!wait {held}")))
     waiting.start()
-    time.sleep(0.1)
+    assert wait_for(held.exists)
     judge.close()
-    waiting.join(5)
+    waiting.join(120)
     assert result[0].status == "infra" and result[0].fault == "infra"
     with pytest.raises(RunFailed, match="this judge is closed"):
         judge.verdict(GOOD, "8")

@@ -25,7 +25,8 @@ from jurat.verifiers.verdicts import problem_of
 
 TIMED = Path(__file__).parent / "rules_files" / "timed.py"
 GOOD = problem_of("7", verifier="timed")
-LONG = 30.0
+LONG = 90.0
+"""Seconds after which a test has failed."""
 
 
 def judge_of(*uses: str, workers: int = 1, **given) -> LocalJudge:
@@ -142,12 +143,12 @@ def test_a_verifier_met_for_the_first_time_loses_nothing_in_flight(here, tmp_pat
 async def test_cancelled_judgements_do_not_hold_up_the_next():
     with judge_of("timed") as judge:
         await judge.judge(GOOD, "7")
-        tasks = [asyncio.create_task(judge.judge(GOOD, f"sleep {i}")) for i in range(200)]
+        tasks = [asyncio.create_task(judge.judge(GOOD, f"sleep {i}")) for i in range(600)]
         await asyncio.sleep(0.05)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # All of them together would be 60 s of work.
+        # All of them together would be 180 s of work.
         made = await asyncio.wait_for(judge.judge(GOOD, "7"), LONG)
         assert made.verdicts["timed"].status == "correct"
 
@@ -181,7 +182,7 @@ def test_a_call_whose_process_is_killed_from_outside_is_made_again(tmp_path):
 )
 def test_processes_in_sessions_of_their_own_end_with_a_worker_that_dies(how, status, said):
     mark = f"{7_700_000 + os.getpid()}.{['exit', 'kill', 'crash', 'hang'].index(how)}"
-    with judge_of("timed", spares=0, deadline=1.0) as judge:
+    with judge_of("timed", spares=0, deadline=1.0 if how == "hang" else LONG) as judge:
         made = judge.verdict(GOOD, f"leave {how} {mark}")
         assert (made.status, said in made.why) == (status, True), made.why
         assert judge.verdict(GOOD, "7").status == "correct"

@@ -253,7 +253,7 @@ def test_watch_follows_a_live_run(home: Path, finished: RunInfo, step_report: An
         lines.append(watcher.stderr.readline())  # while it runs
         ledger.close()
         store.set_state(run, "failed", "out of memory")
-    rest = watcher.communicate(timeout=30)[1]
+    rest = watcher.communicate(timeout=120)[1]
     assert "run two: tiny: grpo on tiny-random" in lines[0]
     assert [line.split("  ")[0] for line in lines[1:]] == ["grpo 1/100", "grpo 2/100"]
     assert rest == "run two is failed: out of memory\n"

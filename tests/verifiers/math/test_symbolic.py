@@ -36,12 +36,12 @@ HEAVY = Node(
 @pytest.fixture
 def sympy_child():
     child = Symbolic()
-    assert child.warm(60.0)
+    assert child.warm(120.0)
     yield child
     child.close()
 
 
-def eventually(question, seconds: float = 20.0):
+def eventually(question, seconds: float = 120.0):
     """The first answer that is not None, as on a machine which is busy."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -96,7 +96,7 @@ def test_trees_beyond_the_bound_are_not_sent(sympy_child: Symbolic) -> None:
 
 def test_nothing_is_left_after_closing() -> None:
     child = Symbolic()
-    assert child.warm(60.0)
+    assert child.warm(120.0)
     assert child.working is not None and child.spare is not None
     processes = [child.working.process, child.spare.process]
     child.close()

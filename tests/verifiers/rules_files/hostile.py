@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import jurat
 
@@ -14,6 +15,11 @@ def _misbehave(word):
         ctypes.PyDLL(None).pause()  # holds the interpreter's lock: no thread or signal handler can run
     elif word == "sleep":
         time.sleep(1000)
+    elif word.startswith("wait "):
+        begun = Path(word.removeprefix("wait "))
+        begun.touch()
+        while not begun.with_suffix(".go").exists():
+            time.sleep(0.01)
     elif word == "exit":
         os._exit(0)
     elif word == "sys_exit":
