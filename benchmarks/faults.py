@@ -60,12 +60,15 @@ ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
     "reference": {"name": "grpo", "kl": {"coef": 0.1}},
     "critic": {"name": "ppo", "critic": {"lr": 1e-3}},
 }
+RANKS: Mapping[str, Any] = {"engine.ranks": 2, "engine.pools": {"main": {"cpus": 2}}}
+"""For the role ``rank``: the second of the learner's two, with which the other, and their actor, are made again."""
 """By the role that needs it; the others are in every run."""
 POINTS: Mapping[str, Sequence[str]] = {
     "sampler": ("actor.mid_start", "sampler.mid_decode:8", "actor.before_answer:2", "actor.after_answer:2", "actor.mid_weights:2"),
     "judge": ("actor.mid_start", "actor.asked:2", "actor.mid_work:20", "actor.before_answer:3", "actor.after_answer:3"),
     "reference": ("actor.mid_start", "actor.mid_weights", "actor.asked:2", "actor.mid_work:2", "actor.before_answer:2"),
     "learner": ("actor.mid_work:5", "actor.before_answer:5", "actor.mid_weights:3", "actor.mid_snapshot:2", "learner.mid_save:2"),
+    "rank": ("rank.asked:5", "rank.mid_update:5", "rank.mid_weights:3", "rank.mid_save:3", "rank.before_answer:5"),
     "critic": ("actor.mid_start", "actor.mid_work:5", "actor.before_answer:5", "actor.mid_snapshot:2", "learner.mid_save:2"),
 }  # fmt: skip
 """Role -> points of platform/faults.py with the visit at which it strikes."""
@@ -135,7 +138,12 @@ def train(changes: Mapping[str, Any], screen: Screen) -> Result:
 @cache
 def clean(role: str) -> Result:
     """The run that ``role`` takes part in, in this process, without faults."""
-    return train({"algorithm": ALGORITHMS.get(role, {"name": "grpo"})}, Screen())
+    return train(_with(role), Screen())
+
+
+def _with(role: str) -> dict[str, Any]:
+    """What a run needs that ``role`` takes part in."""
+    return {"algorithm": ALGORITHMS.get(role, {"name": "grpo"}), **(RANKS if role == "rank" else {})}
 
 
 @dataclass(frozen=True)
@@ -163,15 +171,15 @@ def hit(role: str, point: str, number: str, *, hang_seconds: float) -> Row:
 
     expected, screen = clean(role), Screen()
     name, _, visit = point.partition(":")
-    os.environ["JURAT_FAULT"] = f"{role}@{name}:{visit or 1}:{number}"
+    at, noted = ("learner@rank1", "learner") if role == "rank" else (role, role)
+    os.environ["JURAT_FAULT"] = f"{at}@{name}:{visit or 1}:{number}"
     kept, RemoteLearner.REPLAYED = RemoteLearner.REPLAYED, 2
-    algorithm = ALGORITHMS.get(role, {"name": "grpo"})
     try:
-        found = train({"algorithm": algorithm, "engine.home": "ray", "engine.hang_seconds": hang_seconds}, screen)
+        found = train({**_with(role), "engine.home": "ray", "engine.hang_seconds": hang_seconds}, screen)
     finally:
         RemoteLearner.REPLAYED = kept
         del os.environ["JURAT_FAULT"]
-    taken = rf"the {role} \(process \d+\) .*took over after ([\d.]+) s"
+    taken = rf"the {noted} \(process \d+\) .*took over after ([\d.]+) s"
     seconds = [float(said[1]) for note in screen.notes if (said := re.search(taken, note))]
     counts, wanted = (Counter(row[1] for row in each.rollouts) for each in (found, expected))
     return Row(

@@ -2,7 +2,8 @@
 
 ``JURAT_FAULT=name`` kills the process (SIGKILL) at the first visit of the point, ``name:3`` at the third,
 ``name:3:STOP`` sends SIGSTOP instead (any signal's name). ``role@name`` is for one role of a Ray run: the driver leaves
-``role@`` out where it starts an actor of that role for the first time, and elsewhere it names no point.
+``role@`` out where it starts an actor of that role for the first time, and elsewhere it names no point; so does who starts
+ranks with ``rank1@``, as in ``learner@rank1@rank.mid_update``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ POINTS = (
     "actor.mid_weights",
     "actor.mid_snapshot",
     "learner.mid_save",
+    "rank.asked",
+    "rank.mid_update",
+    "rank.mid_weights",
+    "rank.mid_save",
+    "rank.before_answer",
     "loop.between_update_and_publish",
     "checkpoint.mid_write",
     "checkpoint.before_rename",

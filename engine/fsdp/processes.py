@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from jurat.platform import faults
 from jurat.platform.errors import JuratError, RunFailed
 
 BEAT = 1.0
@@ -271,6 +272,7 @@ def serve(pipe: Connection, host: Any) -> None:
             method, arguments = pipe.recv()
         except (EOFError, OSError):
             os._exit(0)  # a peer may be gone: leaving its group in order would wait for it
+        faults.point("rank.asked")
         try:
             answer = getattr(host, method)(*arguments)
         except Exception as error:
@@ -282,6 +284,7 @@ def serve(pipe: Connection, host: Any) -> None:
                 error if told else RuntimeError(f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}"),
             )
         else:
+            faults.point("rank.before_answer")
             say("answer", answer)
 
 
@@ -303,6 +306,7 @@ def main() -> None:
             for other in (news, *pipes):
                 if other is not pipe:
                     other.close()
+            os.environ["JURAT_FAULT"] = os.environ.get("JURAT_FAULT", "").removeprefix(f"rank{rank}@")
             serve(pipe, kind())
         ranks[pid] = rank
     for pipe in pipes:

@@ -27,6 +27,7 @@ from jurat.engine.lora import FOLDER
 from jurat.engine.lora import Layout as Adapters
 from jurat.engine.meter import meter
 from jurat.engine.reshard import Bucket, Carried, Layout, Piece, carry, count, plan, within
+from jurat.platform import faults
 from jurat.platform.errors import ModelError
 from jurat.platform.ports import Objective
 from jurat.platform.recipe import Optim
@@ -167,6 +168,7 @@ class Rank:
                 self.network.backward(self._microbatch(columns), objective, tally)
             else:
                 self.network.idle(learning=True)
+            faults.point("rank.mid_update")
             self._tick()
         gradients = self.network.gradients()
         self._sum_partial(gradients)
@@ -259,6 +261,7 @@ class Rank:
         def write() -> None:
             while copies:
                 boxes, path, tensors, offsets, prefix = copies.pop(0)
+                faults.point("rank.mid_save")
                 boxes.write(path, tensors, offsets, prefix=prefix)
 
         self._writing = self.writer.submit(write)
@@ -339,6 +342,7 @@ class Rank:
     def put(self, bucket: int) -> None:
         """Write this rank's pieces of a bucket to their places in the shared file, in the dtypes asked for."""
         assert self._shared is not None
+        faults.point("rank.mid_weights")
         network = self.network
         if bucket == 0:
             self._published = network.published()

@@ -143,6 +143,15 @@ def test_a_large_message_to_a_stopped_rank_does_not_block(start):
         processes.call("add", [(b"a", b"b"), (bytes(1 << 24), b"")])
 
 
+def test_a_fault_strikes_the_rank_that_it_names(start, monkeypatch):
+    monkeypatch.setenv("JURAT_FAULT", "rank1@rank.before_answer:2")
+    processes = start()
+    assert processes.call("add", [(1, 2), (3, 4)]) == [3, 7]
+    with pytest.raises(RanksLost, match="rank 1 was killed by SIGKILL during add"):
+        processes.call("add", [(1, 2), (3, 4)])
+    assert start().call("add", [(5, 6)]) == [11]  # the first one visits the point too, and lives
+
+
 def test_ranks_end_with_their_driver(tmp_path):
     (tmp_path / "light_host.py").write_text(HOST)
     code = (

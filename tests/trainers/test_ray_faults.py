@@ -23,7 +23,7 @@ TWENTY = random.Random(5).sample(HITS, 20)
 
 
 def test_five_points_of_each_role():
-    assert sorted(faults.POINTS) == ["critic", "judge", "learner", "reference", "sampler"]
+    assert sorted(faults.POINTS) == ["critic", "judge", "learner", "rank", "reference", "sampler"]
     assert all(len({point.partition(":")[0] for point in points}) == 5 for points in faults.POINTS.values())
     assert {point.partition(":")[0] for points in faults.POINTS.values() for point in points} <= set(POINTS)
 
