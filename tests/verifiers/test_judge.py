@@ -303,9 +303,11 @@ def test_a_hundred_thousand_verdicts_in_flat_memory():
 def test_a_process_is_recycled_after_its_share_of_tasks():
     with judge_of(limits=Limits(tasks_per_process=50), cache=0) as judge:
         judge.verdict(GOOD, "7")
-        first = set(judge.pids())
-        values = [j.reward.value for _, j in judge.judge_many((GOOD, "7" + " " * i) for i in range(150))]
-        assert values == [1.0] * 150 and not first & set(judge.pids())
+        seen = set(judge.pids())
+        for _, judgement in judge.judge_many((GOOD, "7" + " " * i) for i in range(150)):
+            assert judgement.reward.value == 1.0
+            seen |= set(judge.pids())
+        assert len(seen) >= 4  # 151 tasks, 50 a process
 
 
 # ---- kinds of verifiers ------------------------------------------------------------------------------------------
