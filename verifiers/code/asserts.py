@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-PLAIN = (type(None), bool, int, float, str, list, tuple, set, frozenset, dict)
+PLAIN = (type(None), bool, int, float, str, list, tuple, set, frozenset, dict, bytes, complex)
 """Types that cross the channel."""
 _CHECKS = ("assert", "fail")
 """What names of checking functions begin with (``assertEqual``, ``assert_allclose``)."""
@@ -175,8 +175,10 @@ class TestProgram:
 
     __test__ = False
 
-    shared: str
-    """Runs first: imports, helpers, ``check``, classes of tests; its asserts are counted."""
+    prompt: str
+    """Runs first: imports and helpers, and perhaps a stub of what is tested, which the candidate then takes the place of."""
+    code: str
+    """``check``, classes of tests; its asserts are counted."""
     pieces: tuple[str, ...]
     """Statements, each list of them one case."""
     names: tuple[str, ...]
@@ -186,24 +188,41 @@ class TestProgram:
 
     def text(self, mark: str, start: int = 0) -> str:
         """The program whose pieces from ``start`` on report lines that begin with ``mark``."""
-        bound = "".join(f"{name} = _jurat_candidate({name!r})\n" for name in self.names)
-        bound += f"candidate = _jurat_candidate({self.names[0]!r})\n"
+        names = ["candidate", *(name for name in self.names if "." not in name)]
+        raw = f"_jurat_raw = {{{', '.join(f'{name!r}: {name}' for name in names)}}}\n"
+        bound = "".join(f"{name} = _jurat_candidate({name!r})\n" for name in names)
         made = []
         for index, piece in enumerate(self.pieces[start:], start):
             made.append(f"def _jurat_piece_{index}():\n{_indented(piece)}\n_jurat_run({index}, _jurat_piece_{index})\n")
-        return f"_jurat_mark = {mark!r}\n{_RUNNER}{self.shared}\n{bound}{''.join(made)}"
+        return f"_jurat_mark = {mark!r}\n{raw}{_RUNNER}{self.prompt}\n{bound}{self.code}\n{''.join(made)}"
+
+    @property
+    def entry(self) -> str:
+        """As the sandbox's role ``test`` wants it: the first name is also what ``candidate`` calls."""
+        return ",".join(self.names)
 
 
 def counted(tree: ast.Module) -> str:
-    """The code with every assert that holds and every checking call that returns counted."""
+    """The code with every assert that holds and every checking call that returns counted, and without what would run the
+    tests a second time: ``check(f)`` and ``unittest.main()`` of the module itself, the ``__main__`` block."""
+    tree.body = [node for node in tree.body if not _runs_tests(node)]
     return ast.unparse(ast.fix_missing_locations(_Count().visit(tree)))
+
+
+def _runs_tests(node: ast.stmt) -> bool:
+    if isinstance(node, ast.If):
+        return "__name__" in ast.unparse(node.test)
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in (
+        "check", "unittest.main", "main",
+    )  # fmt: skip
 
 
 class _Count(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> Any:
-        self.generic_visit(node)
         if isinstance(node.test, ast.Constant):
             return node
+        node.msg = node.msg or ast.Constant(ast.unparse(node.test)[:200])
+        self.generic_visit(node)
         tick = ast.Expr(ast.Call(ast.Name("_jurat_counted", ast.Load()), [], []))
         return [node, tick]
 
@@ -227,7 +246,7 @@ def piece_of_method(cls: str, method: str) -> str:
 
 _RUNNER = """\
 def _jurat_setup():
-    import json, os, unittest
+    import json, os
     asserted, calls, caught = [0], [0], [None]
 
     def run(index, piece):
@@ -248,27 +267,31 @@ def _jurat_setup():
         return value
 
     def named(name):
+        raw = _jurat_raw[name]
+
         def call(*args, **kwargs):
             calls[0] += 1
             try:
-                return CALL
+                return raw(*args, **kwargs)
             except BaseException as fault:
                 caught[0] = fault
                 raise
         call.__name__ = name
         return call
 
-    class Result(unittest.TestResult):
-        fault = None
-        def addError(self, test, fault):
-            self.fault = fault[1]
-        addFailure = addError
-        def addSubTest(self, test, sub, fault):
-            self.fault = fault[1] if fault else self.fault
-        def addSkip(self, test, reason):
-            self.fault = unittest.SkipTest(reason)
-
     def unit(cls, method):
+        import unittest
+
+        class Result(unittest.TestResult):
+            fault = None
+            def addError(self, test, fault):
+                self.fault = fault[1]
+            addFailure = addError
+            def addSubTest(self, test, sub, fault):
+                self.fault = fault[1] if fault else self.fault
+            def addSkip(self, test, reason):
+                self.fault = unittest.SkipTest(reason)
+
         result = Result()
         unittest.TestSuite([cls(method)]).run(result)
         if result.fault is not None:
@@ -280,8 +303,7 @@ def _jurat_setup():
 
 
 _jurat_run, _jurat_counted, _jurat_candidate, _jurat_unit = _jurat_setup()
-""".replace("CALL", "candidate(*args, **kwargs)")
-"""``CALL`` is how a call by name goes over the channel of the sandbox's role ``test``."""
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ from jurat.verifiers.code.compare import Equality, Text
 from jurat.verifiers.sandbox import typed
 
 MAX_TESTS = 2_000
+MAX_VALUES = 1_000_000
+"""In one argument or expected value."""
 MODES = ("stdio", "func", "assert", "check", "unittest")
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "stdio": ("tests", "inputs", "outputs", "compare", "tol", "checker"),
@@ -237,8 +239,8 @@ def _program(shared: dict[str, Any], code: str, pieces: list[str], names: tuple[
     if len(pieces) > MAX_TESTS:
         raise CasesError(f"{len(pieces)} tests, at most {MAX_TESTS}")
     counted = not any(asserts.raises(tree) for tree in trees)
-    text = f"{shared['prompt']}\n{code}"
-    return Cases(**shared, test=TestProgram(shared=text, pieces=tuple(pieces), names=names, counted=counted))
+    made = TestProgram(prompt=shared["prompt"], code=code, pieces=tuple(pieces), names=names, counted=counted)
+    return Cases(**shared, test=made)
 
 
 # ---- values ------------------------------------------------------------------------------------------------------
@@ -257,7 +259,7 @@ def _tests(given: Any) -> list[tuple[int, dict[str, Any]]]:
 
 def _value(value: Any, index: int) -> Any:
     try:
-        return typed.decode(value)
+        return typed.value_of(value, nodes=MAX_VALUES)
     except (ValueError, TypeError, RecursionError) as fault:
         raise CasesError(f"test {index} holds a value that is none: {str(fault)[:120]}") from None
 

@@ -40,7 +40,7 @@ TWO = "```python\nprint(2)\n```"
         ("", None, "no fenced block", ()),
         ("inline ```python print(1)``` code", None, "no fenced block", ()),
         (f"<think>\nmaybe\n{ONE}", None, "the thinking never ended", ()),
-        (f"```python\nx = '\ud800'\n```", None, "the program holds half a surrogate pair", ()),
+        ("```python\nx = '\ud800'\n```", None, "the program holds half a surrogate pair", ()),
     ],
 )  # fmt: skip
 def test_the_rules(completion: str, program: str | None, why: str, flags: tuple[str, ...]) -> None:
