@@ -1,0 +1,90 @@
+"""Which levels hold on this machine: found by setting each up once, as settings say too little. Kept per process."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+from jurat.verifiers.sandbox.program import Level
+from jurat.verifiers.sandbox.slot import NotReady, SandboxUnavailable, Setup, Zygote
+
+ORDER: tuple[Level, ...] = get_args(Level)
+_FIXES = (
+    ("user namespace", "sysctl user.max_user_namespaces=65536 and kernel.unprivileged_userns_clone=1; in a container: run it"
+     " with --security-opt seccomp=unconfined, or as a pod whose profile allows user namespaces"),
+    ("namespaces inside", "Ubuntu 24.04 and later: AppArmor restricts user namespaces: sysctl"
+     " kernel.apparmor_restrict_unprivileged_userns=0, or a profile for this interpreter that allows userns"),
+    ("private mounts", "AppArmor or the container's profile forbids mounts: sysctl"
+     " kernel.apparmor_restrict_unprivileged_userns=0, or --security-opt apparmor=unconfined"),
+    ("landlock", "boot with lsm=landlock,... on Linux 5.13 or later; in a container: a seccomp profile that knows Landlock"),
+    ("seccomp", "a kernel with CONFIG_SECCOMP_FILTER, on x86-64 or 64-bit Arm"),
+    ("become user", "start it with CAP_SETUID and CAP_SETGID, or as a normal user"),
+    ("read /", "install the interpreter where every user may read it, or run the judge as the user who may"),
+    ("preload", "install the package in the judge's environment, or leave it out of preload"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Whether one level can be had, what was found, or what is missing and how to get it."""
+
+    level: Level
+    works: bool
+    found: Mapping[str, str] = field(default_factory=dict)
+    missing: str = ""
+    fix: str = ""
+
+
+@functools.lru_cache(maxsize=64)
+def probe(level: Level) -> Probe:
+    """Set the level up once, without a program."""
+    if sys.platform != "linux":
+        why = f"{sys.platform}: levels ns and seccomp need Linux"
+        return Probe(level=level, works=False, missing=why, fix="run the judge on Linux, or in a Linux container")
+    try:
+        zygote = Zygote(Setup(level=level))
+    except (NotReady, OSError) as fault:
+        return Probe(level=level, works=False, missing=str(fault), fix=_fix(str(fault)))
+    zygote.close()
+    return Probe(level=level, works=True, found=zygote.probes)
+
+
+def choose(asked: Level | str, *, strict: bool) -> Probe:
+    """The level to use: ``auto`` is the strongest that works. Raises SandboxUnavailable, with what is missing for each."""
+    if asked == "auto":
+        tried = []
+        for level in ORDER[: None if not strict else ORDER.index("rlimits")]:
+            found = probe(level)
+            if found.works and level != "rlimits":
+                return found
+            tried.append(found)
+        raise _unavailable(tried)
+    if asked not in ORDER:
+        raise SandboxUnavailable(f"no level {asked!r}", fix=f"one of auto, {', '.join(ORDER)}")
+    if strict and asked == "rlimits":
+        raise SandboxUnavailable(
+            "level rlimits limits time and memory and keeps nothing apart", fix="level ns or seccomp, or strict=False"
+        )
+    found = probe(asked)
+    if not found.works:
+        raise _unavailable([found])
+    return found
+
+
+def table() -> list[Probe]:
+    """Each level, strongest first, for ``jurat doctor``."""
+    return [probe(level) for level in ORDER]
+
+
+def _unavailable(tried: list[Probe]) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        "programs cannot be kept apart here: " + "; ".join(f"{p.level}: {p.missing}" for p in tried),
+        where="sandbox", fix="; ".join(dict.fromkeys(p.fix for p in tried if p.fix)),
+    )  # fmt: skip
+
+
+def _fix(missing: str) -> str:
+    return next((fix for start, fix in _FIXES if missing.startswith(start)), "")

@@ -1,0 +1,449 @@
+"""The judge's side: slots of warm zygotes, and a run on one of them, from any event loop, without a thread for each."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import hashlib
+import json
+import os
+import struct
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import asdict, replace
+from importlib import metadata
+from typing import Any
+
+from jurat.verifiers.sandbox import typed
+from jurat.verifiers.sandbox.levels import choose
+from jurat.verifiers.sandbox.program import Isolation, Level, Limits, Outcome, Program
+from jurat.verifiers.sandbox.slot import NotReady, SandboxUnavailable, Setup, Zygote
+from jurat.verifiers.sandbox.streams import Capped, Ends
+
+_HEAD = 256
+"""As in ``worker.HEAD``, which is for the child's side and is not imported here."""
+_STATUS = struct.Struct("=BBiiddq")
+_GRACE = 5.0
+"""Seconds past the wall limit after which a zygote that says nothing is given up."""
+_TRIES = 3
+_SIGSYS, _SIGXCPU, _SIGKILL = 31, 24, 9
+
+
+class Sandbox:
+    """Runs programs apart. May be used from several event loops and threads; ``close`` ends its processes.
+
+    ``level``: ``auto`` takes the strongest that works here, never ``rlimits``. ``strict`` refuses ``rlimits`` by name
+    too. ``slots``: programs at once, default the CPUs of this process. ``preload``: modules that each slot has imported
+    before, which are the only installed packages that a program can import. ``runs_per_zygote``: then it is replaced.
+
+    Example::
+
+        async with Sandbox() as sandbox:
+            outcome = await sandbox.run(Program(text="print(1 + 1)"))
+    """
+
+    def __init__(
+        self, level: Level | str = "auto", *, strict: bool = True, slots: int | None = None, preload: Sequence[str] = (),
+        runs_per_zygote: int = 2_000,
+    ) -> None:  # fmt: skip
+        self._asked, self._strict, self._preload = level, strict, tuple(preload)
+        self._runs_per_zygote = runs_per_zygote
+        self.slots = slots or len(os.sched_getaffinity(0))
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._level: Level | None = None
+        self._probes: dict[str, str] = {}
+        self._isolations: dict[Limits, Isolation] = {}
+        self._free: list[Slot] = [Slot(index) for index in range(self.slots)]
+        self._all = list(self._free)
+        self._waiting: collections.deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[Slot]]] = collections.deque()
+
+    # -- what it is
+
+    @property
+    def isolation(self) -> Isolation:
+        """Under the default limits. Finds the level first, which takes a moment. Raises SandboxUnavailable."""
+        self._prepare()
+        return self.isolation_of(Limits())
+
+    def isolation_of(self, limits: Limits) -> Isolation:
+        found = self._isolations.get(limits)
+        if found is None:
+            if self._level is None:
+                raise SandboxUnavailable("the sandbox has not been set up yet", fix="await a run, or read .isolation")
+            text = json.dumps([self._level, sorted(self._probes.items()), asdict(limits), sys.version, _versions(self._preload)])
+            found = Isolation(
+                level=self._level, probes=self._probes, fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16]
+            )
+            self._isolations[limits] = found
+        return found
+
+    def _prepare(self) -> None:
+        with self._lock:
+            if self._pid != os.getpid():
+                self._forked()
+            if self._closed:
+                raise SandboxUnavailable("the sandbox is closed", fix="make a new one")
+            if self._level is None:
+                found = choose(self._asked, strict=self._strict)
+                self._probes = {key: found.found[key] for key in sorted(found.found) if key != "uid"}
+                self._level = found.level
+
+    def _forked(self) -> None:
+        """In a copy of the process that made it: the zygotes are that one's."""
+        for slot in self._all:
+            slot.abandon()
+        self._pid = os.getpid()
+        self._free = [Slot(index) for index in range(self.slots)]
+        self._all = list(self._free)
+        self._waiting.clear()
+
+    # -- running
+
+    async def start(self, program: Program, limits: Limits | None = None) -> Run:
+        """When a slot is free. ``wait`` for it, or ``kill`` it: it holds the slot until it has ended.
+        Raises SandboxUnavailable."""
+        limits = limits or Limits()
+        if self._level is None or self._pid != os.getpid() or self._closed:
+            await asyncio.to_thread(self._prepare)
+        assert self._level is not None
+        if self._level != "ns" and self._level != "rlimits" and limits.writable:
+            limits = replace(limits, writable=False)
+        slot = await self._acquire()
+        try:
+            for attempt in range(_TRIES):
+                if slot.zygote is None:
+                    setup = Setup(level=self._level, preload=self._preload, slot=slot.index)
+                    try:
+                        slot.zygote = await asyncio.to_thread(Zygote, setup)
+                    except (NotReady, OSError) as fault:
+                        if attempt == _TRIES - 1:
+                            raise SandboxUnavailable(f"level {self._level}: {fault}", where="sandbox") from None
+                        continue
+                run = Run(self, slot, program, limits, self.isolation_of(limits))
+                try:
+                    run.begin()
+                    return run
+                except OSError as fault:
+                    slot.discard()
+                    if attempt == _TRIES - 1:
+                        raise SandboxUnavailable(f"no zygote takes a run: {fault}", where="sandbox") from None
+        except BaseException:
+            self._release(slot)
+            raise
+        raise AssertionError
+
+    async def run(self, program: Program, limits: Limits | None = None) -> Outcome:
+        """To its end; a run that was lost to our own trouble is tried again. Cancelling kills it."""
+        for _ in range(_TRIES):
+            run = await self.start(program, limits)
+            outcome = await run.wait()
+            if outcome.ending != "infra_error":
+                break
+        return outcome
+
+    def run_sync(self, program: Program, limits: Limits | None = None) -> Outcome:
+        """``run`` for code without an event loop."""
+        return asyncio.run(self.run(program, limits))
+
+    async def run_batch(
+        self, programs: Iterable[Program], limits: Limits | None = None, *, in_flight: int | None = None
+    ) -> AsyncIterator[tuple[int, Outcome]]:
+        """(index, outcome) of each program as it ends; reads ``programs`` no faster than ``in_flight`` runs (default:
+        twice the slots) take them. Closing the iterator kills what runs."""
+        source = enumerate(programs)
+        tasks: dict[asyncio.Task[Outcome], int] = {}
+        most = in_flight or 2 * self.slots
+        try:
+            while True:
+                while len(tasks) < most and (entry := next(source, None)) is not None:
+                    tasks[asyncio.ensure_future(self.run(entry[1], limits))] = entry[0]
+                if not tasks:
+                    return
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    yield tasks.pop(task), task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- slots
+
+    async def _acquire(self) -> Slot:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            self._rescue()
+            if self._free:
+                slot = self._free.pop()
+                slot.loop = loop
+                return slot
+            waiter: asyncio.Future[Slot] = loop.create_future()
+            self._waiting.append((loop, waiter))
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._release(waiter.result())
+            raise
+
+    def _rescue(self) -> None:
+        """Slots whose event loop was closed under a run."""
+        for slot in self._all:
+            if slot.loop is not None and slot.loop.is_closed():
+                slot.discard()
+                slot.loop = None
+                self._free.append(slot)
+
+    def _release(self, slot: Slot) -> None:
+        zygote = slot.zygote
+        if zygote is not None and (zygote.runs >= self._runs_per_zygote or self._closed):
+            slot.discard()
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            slot.loop = None
+            while self._waiting:
+                loop, waiter = self._waiting.popleft()
+                with contextlib.suppress(RuntimeError):  # that loop is closed
+                    slot.loop = loop
+                    loop.call_soon_threadsafe(self._hand_over, slot, waiter)
+                    return
+                slot.loop = None
+            self._free.append(slot)
+
+    def _hand_over(self, slot: Slot, waiter: asyncio.Future[Slot]) -> None:
+        if waiter.done():
+            self._release(slot)
+        else:
+            waiter.set_result(slot)
+
+    def close(self) -> None:
+        """Ends all its processes, and the runs under way."""
+        with self._lock:
+            self._closed = True
+            slots = list(self._all)
+        for slot in slots:
+            slot.discard()
+
+    async def __aenter__(self) -> Sandbox:
+        return self
+
+    async def __aexit__(self, *fault: object) -> None:
+        self.close()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self.close()
+
+
+class Slot:
+    """A place for one run at a time."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.zygote: Zygote | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.run: Run | None = None
+
+    def discard(self) -> None:
+        """End the process; the next run gets another."""
+        zygote, self.zygote = self.zygote, None
+        if zygote is None:
+            return
+        run = self.run
+        if run is not None:
+            run.lost("the sandbox was closed")
+        zygote.close()
+
+    def abandon(self) -> None:
+        if self.zygote is not None:
+            self.zygote.close()
+        self.zygote = None
+
+
+class Run:
+    """A program under way: ``program.Running``. Used by the event loop that started it."""
+
+    def __init__(self, sandbox: Sandbox, slot: Slot, program: Program, limits: Limits, isolation: Isolation) -> None:
+        assert slot.zygote is not None
+        self._sandbox, self._slot, self._zygote, self._limits, self._isolation = sandbox, slot, slot.zygote, limits, isolation
+        self._program = program
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[Outcome] = self._loop.create_future()
+        self._killed = False
+        self._overflow = ""
+        self._page = -1
+        self._timer: asyncio.TimerHandle | None = None
+        self._ends: Ends | None = None
+
+    def begin(self) -> None:
+        """Make the payload and the streams, hand them over, listen. Raises OSError."""
+        program, limits = self._program, self._limits
+        self._page = os.memfd_create("run")
+        opened: list[int] = [self._page]
+        try:
+            head = json.dumps({"role": program.role, "entry": program.entry}).encode()
+            _fill(self._page, b"\0" * _HEAD, head, b"\n", program.text.encode("utf-8", "surrogatepass"))
+            self._ends = Ends(self._loop, channel=program.role != "script", limits=limits, overflow=self._too_much)
+            opened += self._ends.theirs
+            if program.role == "script":
+                stdin = os.memfd_create("stdin")
+                opened.append(stdin)
+                _fill(stdin, program.stdin)
+                os.lseek(stdin, 0, os.SEEK_SET)
+                streams = [stdin, *self._ends.theirs]
+            else:
+                streams = self._ends.theirs
+            self._zygote.begin(_wire(limits), [self._page, *streams])
+        except BaseException:
+            if self._ends is not None:
+                self._ends.close()
+            for fd in opened:
+                os.close(fd)
+            raise
+        for fd in opened[1:]:
+            os.close(fd)
+        self._slot.run = self
+        self._ends.listen()
+        self._loop.add_reader(self._zygote.control.fileno(), self._reported)
+        self._timer = self._loop.call_later(limits.wall_seconds + _GRACE, self._overdue)
+
+    async def send(self, message: Any) -> None:
+        """One value into the channel. Raises typed.Untyped; a program that has ended takes it without a word."""
+        assert self._ends is not None
+        await self._ends.send(typed.encode(message) + b"\n")
+
+    async def receive(self) -> Any:
+        """The next value. Raises EOFError, or typed.Untyped (a ValueError) for a line that is none."""
+        assert self._ends is not None
+        return typed.decode(await self._ends.line(), size=self._limits.output_bytes, depth=typed.MAX_DEPTH + 2)
+
+    def kill(self) -> None:
+        if not self._ended.done():
+            self._killed = True
+            self._zygote.kill_run()
+
+    async def wait(self) -> Outcome:
+        """Its outcome. Cancelling kills it and returns when nothing of it is left."""
+        try:
+            return await asyncio.shield(self._ended)
+        except asyncio.CancelledError:
+            self.kill()
+            try:
+                await asyncio.shield(self._ended)
+            except asyncio.CancelledError:
+                self._slot.discard()
+            raise
+
+    # -- ends
+
+    def _too_much(self, stream: str) -> None:
+        self._overflow = self._overflow or stream
+        if not self._ended.done():
+            self._zygote.kill_run()
+
+    def _overdue(self) -> None:
+        self.lost("the zygote did not end the run at its limit")
+        self._slot.discard()
+
+    def _reported(self) -> None:
+        try:
+            said = self._zygote.control.recv(1024)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            said = b""
+        if len(said) < _STATUS.size:
+            self.lost("the zygote died")
+            return
+        begun, over, code, signal, seconds, cpu, peak = _STATUS.unpack(said[: _STATUS.size])
+        ending, detail = self._judged(begun, over, code, signal, cpu, said[_STATUS.size :].decode("ascii", "replace"))
+        self._finish(
+            ending=ending, detail=detail, exit_code=code if code >= 0 else None, signal=signal or None, seconds=seconds,
+            cpu_seconds=cpu, memory_bytes=peak,
+        )  # fmt: skip
+
+    def _judged(self, begun: int, over: int, code: int, signal: int, cpu: float, trouble: str) -> tuple[str, str]:
+        assert self._ends is not None
+        self._ends.drain()
+        if self._overflow:
+            return "output_limit", self._overflow
+        if self._killed:
+            return "timeout", "killed by the judge"
+        if not begun:
+            return "infra_error", trouble or "it ended before the program was begun"
+        if over:
+            return "timeout", f"{self._limits.wall_seconds} s"
+        if signal == _SIGSYS:
+            return "forbidden", "a system call that no program may make (SIGSYS)"
+        if signal == _SIGXCPU or (signal == _SIGKILL and cpu >= self._limits.cpu_seconds):
+            return "cpu_limit", f"{self._limits.cpu_seconds} s"
+        if signal:
+            return "crash", f"signal {signal}"
+        if code == 0:
+            return "finished", ""
+        said = os.pread(self._page, _HEAD, 0)
+        name = said[1:].split(b"\0")[0].decode("ascii", "replace")
+        name = "".join(c if c.isprintable() else "?" for c in name)
+        if said[:1] == b"C":
+            return "compile_error", name
+        if said[:1] == b"M":
+            return "memory_limit", name
+        return "exception", name if said[:1] == b"E" else f"exit status {code}"
+
+    def lost(self, why: str) -> None:
+        """Nothing more will be heard of it."""
+        if not self._ended.done():
+            with contextlib.suppress(OSError, RuntimeError):
+                self._loop.remove_reader(self._zygote.control.fileno())
+            if self._slot.zygote is self._zygote:
+                self._slot.zygote = None
+                self._zygote.close()
+            self._finish(ending="infra_error", detail=why)
+
+    def _finish(self, **found: Any) -> None:
+        assert self._ends is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            self._loop.remove_reader(self._zygote.control.fileno())
+        self._ends.close()
+        os.close(self._page)
+        self._slot.run = None
+        outcome = Outcome(
+            isolation=self._isolation, stdout=self._ends.stdout.held(), stderr=self._ends.stderr.held(), cut=self._ends.cut(),
+            **found,
+        )  # fmt: skip
+        if not self._loop.is_closed():
+            self._ended.set_result(outcome)
+        self._sandbox._release(self._slot)
+
+
+def _fill(fd: int, *parts: bytes) -> None:
+    view = memoryview(b"".join(parts))
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _wire(limits: Limits) -> dict[str, Any]:
+    return {
+        "wall": limits.wall_seconds, "cpu": max(1, -int(-limits.cpu_seconds // 1)), "memory_bytes": limits.memory_bytes,
+        "file_bytes": limits.file_bytes, "open_files": limits.open_files, "processes": limits.processes,
+        "writable": limits.writable,
+    }  # fmt: skip
+
+
+def _versions(preload: Sequence[str]) -> dict[str, str]:
+    made = {}
+    for name in preload:
+        try:
+            made[name] = metadata.version(name.split(".")[0])
+        except metadata.PackageNotFoundError:
+            made[name] = ""
+    return made

@@ -1,0 +1,113 @@
+"""The judge's end of one zygote: starts it, hands it runs, ends it."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jurat.platform.errors import JuratError
+from jurat.verifiers.sandbox.program import Level
+
+START_SECONDS = 60.0
+"""For a zygote to start, its preloaded packages included."""
+_FIRST_USER = 64_000
+"""As root, programs run as a user of this number and up, one for each slot."""
+_SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+class SandboxUnavailable(JuratError):
+    """Programs cannot be kept apart here as strictly as was asked for."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a zygote is to be."""
+
+    level: Level
+    preload: tuple[str, ...] = ()
+    slot: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+        return {
+            "level": self.level, "preload": list(self.preload), "path": packages if self.preload else [],
+            "uid": _FIRST_USER + self.slot % 1_000, "single": list(_SINGLE),
+        }  # fmt: skip
+
+
+class NotReady(Exception):
+    """A zygote that did not come up: what it said."""
+
+
+class Zygote:
+    """A warm process that runs programs, one at a time. ``start`` blocks until it is ready, up to ``START_SECONDS``."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.runs = 0
+        self.owner = os.getpid()
+        self.probes: dict[str, str] = {}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._process = subprocess.Popen(
+                [_interpreter(), "-s", "-S", "-P", "-X", "utf8", str(Path(__file__).with_name("zygote.py")), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env={"PYTHONHASHSEED": "0", **dict.fromkeys(_SINGLE, "1")}, pass_fds=[theirs.fileno()],
+                start_new_session=True, cwd="/",
+            )  # fmt: skip
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.control = ours
+        self.pid = self._process.pid
+        try:
+            ours.settimeout(START_SECONDS)
+            ours.send(json.dumps(setup.to_json()).encode())
+            said = json.loads(ours.recv(1 << 16) or b'{"failed": "it died before it was ready"}')
+        except (OSError, ValueError) as fault:
+            self.close()
+            raise NotReady(f"{type(fault).__name__}: {fault}") from None
+        if "failed" in said:
+            self.close()
+            raise NotReady(said["failed"])
+        self.probes = said["ready"]
+        ours.setblocking(False)
+
+    def begin(self, limits: dict[str, Any], fds: list[int]) -> None:
+        """Hand over a run. Raises OSError if there is no process any more."""
+        self.runs += 1
+        self.control.sendmsg(
+            [json.dumps(limits).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        )
+
+    def kill_run(self) -> None:
+        with contextlib.suppress(OSError):
+            self.control.send(b"kill")
+
+    def close(self) -> None:
+        """End it at once, and with it the run under way."""
+        if self.owner != os.getpid():  # a copy made by fork: the process is another's
+            self.control.close()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        self.control.close()
+        self._process.wait()
+
+
+def _interpreter() -> str:
+    """The interpreter itself, not the one of a virtual environment, which leads to it."""
+    return getattr(sys, "_base_executable", None) or sys.executable
