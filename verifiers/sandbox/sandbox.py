@@ -20,7 +20,7 @@ from jurat.verifiers.sandbox import typed
 from jurat.verifiers.sandbox.levels import choose
 from jurat.verifiers.sandbox.program import Isolation, Level, Limits, Outcome, Program
 from jurat.verifiers.sandbox.slot import NotReady, SandboxUnavailable, Setup, Zygote
-from jurat.verifiers.sandbox.streams import Capped, Ends
+from jurat.verifiers.sandbox.streams import Ends
 
 _HEAD = 256
 """As in ``worker.HEAD``, which is for the child's side and is not imported here."""

@@ -27,7 +27,7 @@ import resource
 import sys
 from typing import Any
 
-from . import landlock, seccomp, syscalls, typed
+from . import landlock, syscalls, typed
 
 HEAD = 256
 """Bytes in front of the payload into which a run writes how it ended: untrusted, read by the judge."""
