@@ -44,7 +44,7 @@ class Options:
     """What a recipe may say of the verifier ``code``; each is explained there."""
 
     score: Score = "all"
-    seconds: float = 10.0
+    seconds: float = 5.0
     total_seconds: float = 30.0
     memory_mb: int = 1024
     output_kb: int = 1024
@@ -71,7 +71,7 @@ def code(
     *,
     score: Score = "all",
     unfenced: bool = False,
-    seconds: float = 10.0,
+    seconds: float = 5.0,
     total_seconds: float = 30.0,
     memory_mb: int = 1024,
     output_kb: int = 1024,
