@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from jurat.datasets.programs import solution_of
 from jurat.platform.errors import DataError
 from jurat.platform.types import Problem, Verdict
 
@@ -11,7 +12,10 @@ SHOWN = 5
 
 
 def as_completion(problem: Problem) -> str:
-    r"""What a model would write that knows the gold: in ``\boxed{}`` for `math`, else the reference as it is."""
+    r"""What a model would write that knows the gold: in ``\boxed{}`` for `math`, the solution for `code` ('' where the row
+    has none), else the reference as it is."""
+    if problem.verifier.name == "code":
+        return solution_of(problem.columns)
     return rf"\boxed{{{problem.reference}}}" if problem.verifier.name == "math" else problem.reference
 
 
@@ -19,11 +23,13 @@ def check_gold(
     problems: Iterable[Problem], verify: Callable[[Problem, str], Verdict], *,
     present: Callable[[Problem], str] = as_completion,
 ) -> list[tuple[Problem, Verdict]]:
-    """The problems whose gold is not judged correct, with the verdict. ``present`` makes a completion of the gold."""
+    """The problems whose gold is not judged correct, with the verdict. ``present`` makes a completion of the gold; where it
+    has none, as for cases of programs, ``no_answer`` says that there is nothing wrong with the gold itself."""
     failed = []
     for problem in problems:
-        verdict = verify(problem, present(problem))
-        if verdict.status != "correct":
+        completion = present(problem)
+        verdict = verify(problem, completion)
+        if verdict.status != ("correct" if completion else "no_answer"):
             failed.append((problem, verdict))
     return failed
 
