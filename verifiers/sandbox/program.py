@@ -90,6 +90,9 @@ class Running(Protocol):
         """The next typed JSON value out of the channel, decoded under caps; raises EOFError when there is none to come,
         ValueError for a line that is none."""
 
+    def end(self) -> None:
+        """Nothing more will be sent: a program that serves then ends by itself, ``finished`` if all went well."""
+
     def kill(self) -> None:
         """At once, with all that it started."""
 

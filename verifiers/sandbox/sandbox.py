@@ -329,6 +329,11 @@ class Run:
         assert self._ends is not None
         return typed.decode(await self._ends.line(), size=self._limits.output_bytes, depth=typed.MAX_DEPTH + 2)
 
+    def end(self) -> None:
+        """No more will be sent: a program that serves ends by itself when it has answered."""
+        assert self._ends is not None
+        self._ends.shut()
+
     def kill(self) -> None:
         if not self._ended.done():
             self._killed = True

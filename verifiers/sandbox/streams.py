@@ -179,3 +179,8 @@ class Ends:
             raise ValueError("a script has no channel")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, OSError):
             await self._loop.sock_sendall(self._channel, data)
+
+    def shut(self) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.shutdown(socket.SHUT_WR)

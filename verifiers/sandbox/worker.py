@@ -156,7 +156,8 @@ def _fail(page: mmap.mmap, fault: BaseException) -> None:
 
 def _print(fault: BaseException) -> None:
     try:
-        sys.excepthook(type(fault), fault, fault.__traceback__)
+        trace = fault.__traceback__
+        sys.excepthook(type(fault), fault, trace and trace.tb_next)  # without the frame of this file
     except BaseException:
         return
 
