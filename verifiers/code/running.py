@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -41,10 +42,11 @@ class Bench:
     memory_bytes: int = 0
     """The most that a run of the program had resident."""
 
-    def left(self, wall: float | None = None) -> Limits | None:
+    def left(self) -> Limits | None:
         """The limits of the next run; None if the time of all runs is over."""
         left = self.deadline - time.monotonic()
-        return replace(self.limits, wall_seconds=min(wall or self.limits.wall_seconds, left)) if left > 0.01 else None
+        # Whole seconds: limits are part of what a sandbox remembers and fingerprints.
+        return replace(self.limits, wall_seconds=min(self.limits.wall_seconds, math.ceil(left))) if left > 0 else None
 
     def saw(self, outcome: Outcome | None) -> None:
         self.memory_bytes = max(self.memory_bytes, outcome.memory_bytes if outcome else 0)

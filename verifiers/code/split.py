@@ -94,7 +94,8 @@ async def _pumped(bench: Bench, text: str, test: TestProgram, start: int, limits
                     break
                 try:
                     await asking.send(answer)
-                except (EOFError, OSError):
+                except ValueError as fault:
+                    program = Result(status="incorrect", why=f"the program returned what cannot be sent: {str(fault)[:200]}")
                     break
         finally:
             answering.kill()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,7 +19,8 @@ from jurat.verifiers.code.cases import Cases, CasesError, parse
 from jurat.verifiers.code.extract import extract
 from jurat.verifiers.code.results import UNDECIDED, Result
 from jurat.verifiers.code.running import Bench, results_of
-from jurat.verifiers.sandbox import Limits, Sandbox
+from jurat.verifiers.sandbox import Limits, Sandbox, SandboxUnavailable
+from jurat.verifiers.sandbox.levels import choose
 
 Score = Literal["all", "share"]
 LevelName = Literal["auto", "ns", "seccomp", "rlimits"]
@@ -57,6 +59,10 @@ class Options:
             wall_seconds=self.seconds, cpu_seconds=self.seconds, memory_bytes=self.memory_mb << 20,
             output_bytes=self.output_kb << 10,
         )  # fmt: skip
+
+    def limits_at(self, level: str) -> Limits:
+        """As a run has them at ``level``: only level ``ns`` bounds what is written."""
+        return self.limits if level in ("ns", "rlimits") else replace(self.limits, writable=False)
 
 
 def code(
@@ -108,9 +114,13 @@ def judge_program(program: str, reference: str, options: Options) -> Verdict:
         runner=sandbox, limits=options.limits, deadline=started + options.total_seconds, retries=options.retries,
         stop=options.score == "all",
     )  # fmt: skip
-    results = session.wait(results_of(bench, cases.prompt + program, cases))
+    try:
+        results = session.wait(results_of(bench, cases.prompt + program, cases))
+    except SandboxUnavailable as fault:
+        # Whether the level can be had was asked when the judge was built: this is trouble of the moment.
+        return Verdict.of("infra", why=f"{fault.what} {fault.fix}"[:500], isolation="sandbox")
     verdict = verdict_of(results, cases, options.score)
-    isolation = sandbox.isolation
+    isolation = sandbox.isolation_of(options.limits_at(sandbox.isolation.level))
     evidence = {
         **verdict.evidence,
         "memory_mb": round(bench.memory_bytes / 2**20, 1),
@@ -177,15 +187,16 @@ def _fitting(evidence: dict[str, Any]) -> dict[str, Any]:
 
 def ready(args: Mapping[str, Any]) -> None:
     """Raises ConfigError where programs may not or cannot run here as these arguments say: before anything is judged."""
-    from jurat.verifiers.sandbox import SandboxUnavailable
-
-    options = Options(
-        level=args.get("level", "auto"), strict=args.get("strict", True), preload=tuple(args.get("preload", ()))
-    )
+    where = "verifier 'code'"
     try:
-        _session().sandbox(options)
+        choose(args.get("level", "auto"), strict=args.get("strict", True))
     except SandboxUnavailable as fault:
-        raise ConfigError(fault.what, where="verifier 'code'", fix=fault.fix) from None
+        raise ConfigError(fault.what, where=where, fix=fault.fix) from None
+    lacks = [name for name in args.get("preload", ()) if find_spec(name.partition(".")[0]) is None]
+    if lacks:
+        raise ConfigError(
+            f"no module {lacks[0]!r} to preload for programs", where=where, fix="install it where jurat is installed"
+        )
 
 
 # ---- one event loop and few sandboxes for each process -----------------------------------------------------------
