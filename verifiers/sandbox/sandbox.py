@@ -20,7 +20,7 @@ from jurat.verifiers.sandbox import typed
 from jurat.verifiers.sandbox.levels import choose
 from jurat.verifiers.sandbox.program import Isolation, Level, Limits, Outcome, Program
 from jurat.verifiers.sandbox.slot import NotReady, SandboxUnavailable, Setup, Zygote
-from jurat.verifiers.sandbox.streams import Capped, Ends
+from jurat.verifiers.sandbox.streams import Ends
 
 _HEAD = 256
 """As in ``worker.HEAD``, which is for the child's side and is not imported here."""
@@ -74,7 +74,8 @@ class Sandbox:
         if found is None:
             if self._level is None:
                 raise SandboxUnavailable("the sandbox has not been set up yet", fix="await a run, or read .isolation")
-            text = json.dumps([self._level, sorted(self._probes.items()), asdict(limits), sys.version, _versions(self._preload)])
+            known = [self._level, self._probes, asdict(limits), sys.version, _versions(self._preload)]
+            text = json.dumps(known, sort_keys=True)
             found = Isolation(
                 level=self._level, probes=self._probes, fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16]
             )
@@ -277,8 +278,8 @@ class Run:
 
     def __init__(self, sandbox: Sandbox, slot: Slot, program: Program, limits: Limits, isolation: Isolation) -> None:
         assert slot.zygote is not None
-        self._sandbox, self._slot, self._zygote, self._limits, self._isolation = sandbox, slot, slot.zygote, limits, isolation
-        self._program = program
+        self._sandbox, self._slot, self._zygote = sandbox, slot, slot.zygote
+        self._program, self._limits, self._isolation = program, limits, isolation
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[Outcome] = self._loop.create_future()
         self._killed = False
