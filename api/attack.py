@@ -522,7 +522,11 @@ class _Level:
             self._open()
             return {"died": str(death)}
 
-    def _breach(self, attack: Attack, mode: str, said: Mapping[str, Any], *, reward: float = 0.0) -> None:
+    def _breach(self, attack: Attack, mode: str, said: dict[str, Any], *, reward: float = 0.0) -> None:
+        # A machine that is busy with other work stalls now and then: a limit is not kept if it is passed each time.
+        for _ in range(2):
+            if said.get("slowest", 0.0) > SECONDS + GRACE_SECONDS and not reward:
+                said |= {"slowest": self._grade(attack.text, mode, whole=False).get("slowest", said["slowest"])}
         for what in self._wrong_with(said, reward):
             self._add(attack, mode, what)
 
@@ -690,6 +694,8 @@ class _Judge:
 
     def __init__(self) -> None:
         self._sandbox: Any = None
+        self._zygotes: set[int] = set()
+        """Process ids of all zygotes so far."""
 
     async def open(self, level: str, preload: Sequence[str]) -> dict[str, Any]:
         import asyncio
@@ -713,8 +719,6 @@ class _Judge:
     async def grade(self, text: str, cases: Mapping[str, Any], seconds: float, whole: bool = True) -> dict[str, Any]:
         """The verdict on a completion that holds ``text``, and what its runs used, kept and left. ``seconds``: of one run, 0
         for the default. ``whole``: every case is tried, else up to the first that is not passed."""
-        from dataclasses import replace
-
         from jurat.verifiers.code.cases import parse
         from jurat.verifiers.code.extract import extract
         from jurat.verifiers.code.running import Bench, results_of
@@ -734,8 +738,7 @@ class _Judge:
         bench = Bench(runner=recorder, limits=limits, deadline=time.monotonic() + 60.0, stop=not whole)
         results = await results_of(bench, parsed.prompt + found.program, parsed)
         await recorder.settle()
-        verdict = verdict_of(results, parsed, "share" if whole else "all")
-        verdict = replace(verdict, read=found.program[:1_000])
+        verdict = verdict_of(results, parsed, "all")
         left = await self._left()
         streams = [stream for outcome in recorder.outcomes for stream in (outcome.stdout, outcome.stderr)]
         lines = [line for outcome in recorder.outcomes for line in outcome.stdout.split(b"\n") if MARK in line]
@@ -762,11 +765,13 @@ class _Judge:
         until = time.monotonic() + SETTLE_SECONDS
         while True:
             own = set(self._sandbox.processes)
-            here = [p for p in psutil.Process().children(recursive=True) if p.pid not in own]
+            self._zygotes |= own
             found = []
-            for process in here:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if process.status() != psutil.STATUS_ZOMBIE or self._sandbox.isolation.level != "rlimits":
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+                    if process.status() == psutil.STATUS_ZOMBIE and process.pid not in self._zygotes:
+                        os.waitpid(process.pid, os.WNOHANG)  # an orphan, elsewhere init's to bury
+                    elif process.pid not in own:
                         found.append(f"{process.pid} {process.name()}")
             if not found or time.monotonic() > until:
                 return found

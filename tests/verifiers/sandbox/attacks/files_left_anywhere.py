@@ -16,13 +16,16 @@ import sys
 folders = {".", "..", "/", "/tmp", "/var/tmp", "/dev", "/dev/shm", "/run", "/run/lock", "/proc", "/sys/fs/cgroup", "/usr", "/usr/lib",
            os.path.expanduser("~"), os.path.dirname(os.__file__), *[p for p in sys.path if p], sys.prefix,
            os.environ.get("TMPDIR") or "/tmp"}
-for folder in sorted(folders):
-    path = os.path.join(folder, "sbx_left")
+paths = sorted({os.path.realpath(folder) + "/sbx_left" for folder in folders})
+for path in paths:
     try:
         if os.path.lexists(path):
             evidence(path)
             os.unlink(path)
-        else:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
-    except (OSError, TypeError):
+    except OSError:
+        pass
+for path in paths:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
+    except OSError:
         pass

@@ -20,7 +20,7 @@ while todo:
     if id(thing) in seen:
         continue
     seen.add(id(thing))
-    if type(thing) in (str, bytes) and mark in str(thing) and "_SEC" not in str(thing) and len(thing) < 200:
+    if type(thing) in (str, bytes) and mark in str(thing) and len(mark) + 8 < len(thing) < 200:
         evidence(repr(thing))
         break
     if type(thing) in (dict, list, tuple, set):
