@@ -220,6 +220,8 @@ class Box:
         5.14) zygote and init, elsewhere all of the same user, of which the machine's total is a bound."""
         if self.level == "ns" and _KERNEL >= (5, 14):
             return 2
+        if self.level == "seccomp" and self._was == 0:
+            return 64  # the user of this slot is nobody else's but that of the same slot of other judges
         return int(_text("/proc/loadavg").split()[3].partition("/")[2]) if self.level != "ns" else 1 << 15
 
 
