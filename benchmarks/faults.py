@@ -68,7 +68,7 @@ POINTS: Mapping[str, Sequence[str]] = {
     "judge": ("actor.mid_start", "actor.asked:2", "actor.mid_work:20", "actor.before_answer:3", "actor.after_answer:3"),
     "reference": ("actor.mid_start", "actor.mid_weights", "actor.asked:2", "actor.mid_work:2", "actor.before_answer:2"),
     "learner": ("actor.mid_work:5", "actor.before_answer:5", "actor.mid_weights:3", "actor.mid_snapshot:2", "learner.mid_save:2"),
-    "rank": ("rank.asked:5", "rank.mid_update:5", "rank.mid_weights:3", "rank.mid_save:3", "rank.before_answer:5"),
+    "rank": ("rank.asked:5", "rank.mid_update:2", "rank.mid_weights:3", "rank.mid_save:3", "rank.before_answer:5"),
     "critic": ("actor.mid_start", "actor.mid_work:5", "actor.before_answer:5", "actor.mid_snapshot:2", "learner.mid_save:2"),
 }  # fmt: skip
 """Role -> points of platform/faults.py with the visit at which it strikes."""
