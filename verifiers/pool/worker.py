@@ -318,11 +318,11 @@ def _children() -> set[int]:
 
 
 def _is_helper(pid: int) -> bool:
-    """True for the child that the math verifier keeps for SymPy, which it bounds and kills itself."""
+    """True for what a verifier keeps between tasks, bounds and kills itself: the child for SymPy, a sandbox's zygote."""
     import psutil
 
     try:
-        return any(word.endswith("sympy_child.py") for word in psutil.Process(pid).cmdline())
+        return any(word.endswith(("/sympy_child.py", "/sandbox/zygote.py")) for word in psutil.Process(pid).cmdline())
     except psutil.Error:
         return False
 
