@@ -108,8 +108,10 @@ def base_rules(names: Mapping[str, int]) -> dict[int, Rule]:
     rules: dict[str, Rule] = {name: ALLOW for name in (_ALLOWED + _SET_UP).split()}
     rules |= dict.fromkeys(_KILLED.split(), KILL)
     rules |= {
-        "clone3": refuse(errno.ENOSYS),  # its flags lie in memory, where no filter can look; libraries fall back to clone
-        "ioctl": Only(1, (0x5401, 0x541B, 0x5451, 0x5450, 0x5421, 0x5413)),  # TCGETS FIONREAD FIO(N)CLEX FIONBIO TIOCGWINSZ
+        # Its flags lie in memory, where no filter can look; libraries fall back to clone.
+        "clone3": refuse(errno.ENOSYS),
+        # TCGETS, FIONREAD, FIOCLEX, FIONCLEX, FIONBIO, TIOCGWINSZ
+        "ioctl": Only(1, (0x5401, 0x541B, 0x5451, 0x5450, 0x5421, 0x5413)),
         "prlimit64": Only(0, (0,)),
         "sched_setaffinity": Only(0, (0,)),
         "get_robust_list": Only(0, (0,)),
@@ -138,7 +140,8 @@ def run_rules(names: Mapping[str, int], *, contained: bool, landlock: int) -> di
 
 def assemble(rules: Mapping[int, Rule], default: int, arch: int) -> list[Instruction]:
     """The filter: kill on another architecture or x32, then the rule of the number, else ``default``."""
-    head: list[Instruction] = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), (_RETURN, 0, 0, KILL), (_LOAD, 0, 0, _NUMBER)]
+    head: list[Instruction] = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), (_RETURN, 0, 0, KILL)]
+    head += [(_LOAD, 0, 0, _NUMBER)]
     if arch == syscalls.AUDIT["x86_64"]:
         head += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, KILL)]
     spans: list[tuple[int, Rule]] = [(0, default)]

@@ -22,7 +22,7 @@ START_SECONDS = 60.0
 """For a zygote to start, its preloaded packages included."""
 _FIRST_USER = 64_000
 """As root, programs run as a user of this number and up, one for each slot."""
-_SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class SandboxUnavailable(JuratError):

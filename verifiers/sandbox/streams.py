@@ -123,11 +123,8 @@ class Ends:
         self._wake()
 
     def cut(self) -> tuple[str, ...]:
-        return tuple(
-            name
-            for name, cut in (("stdout", self.stdout.cut), ("stderr", self.stderr.cut), ("channel", self._read > self._most))
-            if cut
-        )
+        cuts = {"stdout": self.stdout.cut, "stderr": self.stderr.cut, "channel": self._read > self._most}
+        return tuple(name for name, cut in cuts.items() if cut)
 
     # -- channel
 

@@ -36,7 +36,8 @@ COMPILE, RAISED, MEMORY, LEFT = b"C", b"E", b"M", b"X"
 _close, _exit, _read, _write, _getpid = os.close, os._exit, os.read, os.write, os.getpid
 _Json = dict[str, Any]
 _encode, _decode, _Untyped = typed.encode, typed.decode, typed.Untyped
-_BASES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)}
+_TYPES = [kind for kind in vars(builtins).values() if isinstance(kind, type)]
+_BASES = {kind.__name__: kind for kind in _TYPES if issubclass(kind, BaseException)}
 _CHANNEL = 0
 _NODES, _DEPTH, _SIZE = typed.MAX_NODES, typed.MAX_DEPTH, 64 << 20
 
@@ -130,7 +131,7 @@ def _run(task: _Json, page: mmap.mmap) -> None:
         for name in ["candidate", *(part for part in task["entry"].split(",") if part)]:
             names[name] = _proxy(name if name != "candidate" else task["entry"].split(",")[0], page)
     try:
-        exec(code, names)
+        exec(code, names)  # noqa: S102 the purpose of this process
         if task["role"] == "serve":
             _serve(names, task["entry"])
     except BaseException as fault:
@@ -157,7 +158,8 @@ def _fail(page: mmap.mmap, fault: BaseException) -> None:
 def _print(fault: BaseException) -> None:
     try:
         trace = fault.__traceback__
-        sys.excepthook(type(fault), fault, trace and trace.tb_next)  # without the frame of this file
+        BaseException.with_traceback(fault, trace and trace.tb_next)  # without the frame of this file
+        sys.excepthook(type(fault), fault, fault.__traceback__)
     except BaseException:
         return
 

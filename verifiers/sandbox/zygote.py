@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__":  # by path, without the package around it: a package of another name, and none of its own code
+if __name__ == "__main__":
+    # Started by path: its siblings are found in a package of another name, which runs nothing of the real one.
     _package = type(sys)("_jurat_box")
     _package.__path__ = [__file__.rpartition("/")[0]]
     sys.modules["_jurat_box"] = _package
@@ -87,7 +88,8 @@ class Box:
                 __import__(name)
             except Exception as fault:
                 raise Failed(f"preload {name}: {type(fault).__name__}: {fault}") from None
-        self._packages = sorted({place for place in map(_package_of(config["path"]), list(sys.modules.values())) if place})
+        places = map(_package_of(config["path"]), list(sys.modules.values()))
+        self._packages = sorted({place for place in places if place})
         if not self._packages:
             sys.path[:] = [path for path in sys.path if path not in config["path"]]
         os.environ.clear()
@@ -124,7 +126,8 @@ class Box:
         with contextlib.suppress(OSError):
             name = ctypes.create_string_buffer(b"sandbox")
             syscalls.call("sethostname", ctypes.addressof(name), 7)
-        self.probes |= {"userns": "yes", "pidns": "yes", "netns": "yes", "mounts": "as root" if rooted else "in the user namespace"}
+        self.probes |= dict.fromkeys(("userns", "pidns", "netns"), "yes")
+        self.probes["mounts"] = "as root" if rooted else "in the user namespace"
 
     def _become(self) -> None:
         def change() -> None:
@@ -322,9 +325,7 @@ def _spawn(
         os._exit(70)
 
 
-def _child(
-    box: Box, limits: dict[str, Any], fds: list[int], ours: _socket.socket, theirs: _socket.socket
-) -> None:
+def _child(box: Box, limits: dict[str, Any], fds: list[int], ours: _socket.socket, theirs: _socket.socket) -> None:
     syscalls.call("prctl", 1, 9)  # PR_SET_PDEATHSIG
     ours.close()
     if not theirs.recv(1):  # the zygote died before that

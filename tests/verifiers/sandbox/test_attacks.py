@@ -16,7 +16,7 @@ if not CASES.is_dir():
     pytest.skip(f"no sandbox cases at {CASES}: set JURAT_CASES", allow_module_level=True)
 MANIFEST = json.loads((CASES / "manifest.json").read_text())
 TASK = MANIFEST["task"]
-LIMITS = Limits(wall_seconds=1.0, cpu_seconds=5.0)
+LIMITS = Limits(wall_seconds=0.5, cpu_seconds=5.0)
 HONEST = "a, b = map(int, input().split())\nprint(a + b)\n"
 # What they must be told, where the ending is part of what makes them safe.
 ENDINGS = {
@@ -54,7 +54,7 @@ async def test_attack(sandbox: Sandbox, scene: Any, attack: dict) -> None:
         if attack["task"] in ("func", "any"):
             right, outcome = await calls(sandbox, text)
             outcomes.append(outcome)
-            rewards.append(right)
+            rewards.append(right == len(TASK["func_tests"]))
         if attack["task"] in ("stdio", "any"):
             test = TASK["stdio_tests"][0]
             outcome = await sandbox.run(Program(text=text, stdin=test["stdin"].encode()), LIMITS)
