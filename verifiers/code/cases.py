@@ -223,7 +223,8 @@ def _code(value: dict[str, Any], entry: str, shared: dict[str, Any], prompt: Any
             raise CasesError("the test code defines no check(candidate)")
         if "." not in entry and (calls := asserts.calls_of_check(tree, entry)):
             return Cases(**shared, calls=tuple(calls), equality="python")
-        pieces, names = ["check(candidate)"], (entry,)
+        pieces = ["check(candidate)"]
+        names: tuple[str, ...] = (entry,)
     else:
         methods = asserts.test_methods(tree)
         if not methods:
