@@ -186,8 +186,8 @@ class Sandbox:
 
     async def _acquire(self) -> Slot:
         loop = asyncio.get_running_loop()
+        self._rescue()
         with self._lock:
-            self._rescue()
             if self._free:
                 slot = self._free.pop()
                 slot.loop = loop
@@ -202,12 +202,16 @@ class Sandbox:
             raise
 
     def _rescue(self) -> None:
-        """Slots whose event loop was closed under a run."""
-        for slot in self._all:
-            if slot.loop is not None and slot.loop.is_closed():
-                slot.discard()
+        """Take back the slots whose event loop was closed under a run."""
+        with self._lock:
+            dead = [slot for slot in self._all if slot.loop is not None and slot.loop.is_closed()]
+            for slot in dead:
                 slot.loop = None
-                self._free.append(slot)
+        for slot in dead:
+            held = slot.run is not None
+            slot.discard()
+            if not held:
+                self._release(slot)
 
     def _release(self, slot: Slot) -> None:
         zygote = slot.zygote
@@ -263,14 +267,16 @@ class Slot:
         self.run: Run | None = None
 
     def discard(self) -> None:
-        """End the process; the next run gets another."""
+        """End the process, and the run under way as lost; the next run gets another."""
         zygote, self.zygote = self.zygote, None
         if zygote is None:
             return
-        run = self.run
-        if run is not None:
-            run.lost("the sandbox was closed")
-        zygote.close()
+        if self.run is None:
+            zygote.close()
+        elif self.run.here():
+            self.run.lost("the sandbox was closed")
+        else:
+            zygote.kill()  # its own event loop hears of it, and may close what it listens to
 
     def abandon(self) -> None:
         if self.zygote is not None:
@@ -287,7 +293,7 @@ class Run:
         self._program, self._limits, self._isolation = program, limits, isolation
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[Outcome] = self._loop.create_future()
-        self._killed = False
+        self._killed = self._over = False
         self._overflow = ""
         self._page = -1
         self._timer: asyncio.TimerHandle | None = None
@@ -341,7 +347,7 @@ class Run:
         self._ends.shut()
 
     def kill(self) -> None:
-        if not self._ended.done():
+        if not self._over:
             self._killed = True
             self._zygote.kill_run()
 
@@ -354,19 +360,18 @@ class Run:
             try:
                 await asyncio.shield(self._ended)
             except asyncio.CancelledError:
-                self._slot.discard()
+                self.lost("cancelled twice")
             raise
 
     # -- ends
 
     def _too_much(self, stream: str) -> None:
         self._overflow = self._overflow or stream
-        if not self._ended.done():
+        if not self._over:
             self._zygote.kill_run()
 
     def _overdue(self) -> None:
         self.lost("the zygote did not end the run at its limit")
-        self._slot.discard()
 
     def _reported(self) -> None:
         try:
@@ -413,22 +418,29 @@ class Run:
             return "memory_limit", name
         return "exception", name if said[:1] == b"E" else f"exit status {code}"
 
+    def here(self) -> bool:
+        """Whether it may be touched now: from its own event loop, or when that is closed."""
+        return self._loop.is_closed() or asyncio._get_running_loop() is self._loop
+
     def lost(self, why: str) -> None:
         """Nothing more will be heard of it."""
-        if not self._ended.done():
-            with contextlib.suppress(OSError, RuntimeError):
-                self._loop.remove_reader(self._zygote.control.fileno())
-            if self._slot.zygote is self._zygote:
-                self._slot.zygote = None
-                self._zygote.close()
-            self._finish(ending="infra_error", detail=why)
+        if self._over:
+            return
+        with contextlib.suppress(OSError, RuntimeError):
+            self._loop.remove_reader(self._zygote.control.fileno())
+        if self._slot.zygote is self._zygote:
+            self._slot.zygote = None
+        self._zygote.close()
+        self._finish(ending="infra_error", detail=why)
 
     def _finish(self, **found: Any) -> None:
         assert self._ends is not None
+        self._over = True
         if self._timer is not None:
             self._timer.cancel()
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
-            self._loop.remove_reader(self._zygote.control.fileno())
+        if self._zygote.control.fileno() >= 0:
+            with contextlib.suppress(RuntimeError):
+                self._loop.remove_reader(self._zygote.control.fileno())
         self._ends.close()
         os.close(self._page)
         self._slot.run = None

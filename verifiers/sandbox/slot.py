@@ -102,10 +102,13 @@ class Zygote:
         if self.owner != os.getpid():  # a copy made by fork: the process is another's
             self.control.close()
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
+        self.kill()
         self.control.close()
         self._process.wait()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
 
 
 def _interpreter() -> str:
