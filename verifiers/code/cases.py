@@ -83,7 +83,7 @@ class Cases:
         return len(self.stdio or self.calls or (self.test.pieces if self.test else ()))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def parse(reference: str) -> Cases:
     """The cases in a reference. Raises CasesError."""
     if not reference.strip():
