@@ -11,14 +11,12 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from typing import Any
 
 from jurat.verifiers.sandbox import typed
-from jurat.verifiers.sandbox.attacks import LETHAL, QUIET
 from jurat.verifiers.sandbox.levels import choose
 from jurat.verifiers.sandbox.program import Isolation, Level, Limits, Outcome, Program
 from jurat.verifiers.sandbox.slot import NotReady, SandboxUnavailable, Setup, Zygote
@@ -30,9 +28,9 @@ _STATUS = struct.Struct("=BBiiddq")
 _GRACE = 5.0
 """Seconds past the wall limit after which a zygote that says nothing is given up."""
 _TRIES = 3
-_trusted: set[tuple[int, Level]] = set()
-"""Levels that have withstood the attacks of ``attacks.py``, by process."""
-_SIGSYS, _SIGXCPU, _SIGKILL = 31, 24, 9
+_NEARLY = 0.75
+"""Of its CPU time: the kernel kills by counting ticks and reports by the clock."""
+_SIGSYS, _SIGKILL = 31, 9
 
 
 class Sandbox:
@@ -96,12 +94,11 @@ class Sandbox:
                 raise SandboxUnavailable("the sandbox is closed", fix="make a new one")
             if self._level is None:
                 found = choose(self._asked, strict=self._strict)
-                if found.level != "rlimits" and (os.getpid(), found.level) not in _trusted:
-                    with ThreadPoolExecutor(1) as thread:  # there may be an event loop in this one
-                        thread.submit(asyncio.run, _attack(found.level)).result()
-                    _trusted.add((os.getpid(), found.level))
-                self._probes = {key: found.found[key] for key in sorted(found.found) if key != "uid"}
-                self._level = found.level
+                self._hold(found.level, found.found)
+
+    def _hold(self, level: Level, probes: Mapping[str, str]) -> None:
+        self._probes = {key: probes[key] for key in sorted(probes) if key != "uid"}
+        self._level = level
 
     def _forked(self) -> None:
         """In a copy of the process that made it: the zygotes are that one's."""
@@ -132,7 +129,7 @@ class Sandbox:
                         slot.zygote = await asyncio.to_thread(Zygote, setup)
                     except (NotReady, OSError) as fault:
                         if attempt == _TRIES - 1:
-                            raise SandboxUnavailable(f"level {self._level}: {fault}", where="sandbox") from None
+                            raise SandboxUnavailable(str(fault), where=f"level {self._level}") from None
                         continue
                 run = Run(self, slot, program, limits, self.isolation_of(limits))
                 try:
@@ -403,7 +400,7 @@ class Run:
             return "timeout", f"{self._limits.wall_seconds} s"
         if signal == _SIGSYS:
             return "forbidden", "a system call that no program may make (SIGSYS)"
-        if signal == _SIGXCPU or (signal == _SIGKILL and cpu >= self._limits.cpu_seconds):
+        if signal == _SIGKILL and cpu >= _NEARLY * self._limits.cpu_seconds:
             return "cpu_limit", f"{self._limits.cpu_seconds} s"
         if signal:
             return "crash", f"signal {signal}"
@@ -451,28 +448,6 @@ class Run:
         if not self._loop.is_closed():
             self._ended.set_result(outcome)
         self._sandbox._release(self._slot)
-
-
-async def _attack(level: Level) -> None:
-    """Run attacks that must fail, once per process and level. Raises SandboxUnavailable if one does not: fails closed."""
-    with Sandbox(level, slots=1) as tried:
-        tried._level = level
-        limits = Limits(wall_seconds=20.0)
-        quiet = await tried.run(Program(text=QUIET), limits)
-        lethal = [await tried.run(Program(text=text), limits) for text in LETHAL]
-    worked = (
-        quiet.stdout.decode("ascii", "replace").split() if quiet.ending == "finished" else [quiet.ending, quiet.detail]
-    )
-    worked += [
-        f"{text.split()[-1]} ended as {run.ending}"
-        for text, run in zip(LETHAL, lethal, strict=True)
-        if run.ending != "forbidden"
-    ]
-    if worked != ["done"]:
-        raise SandboxUnavailable(
-            f"level {level} does not hold: {', '.join(worked)}", where="the sandbox's test of itself",
-            fix="report this with the output of `jurat doctor`; until then take another level or another machine",
-        )  # fmt: skip
 
 
 def _fill(fd: int, *parts: bytes) -> None:
