@@ -59,10 +59,11 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
         reward = judge.spec_digest
         if recipe.engine.home == "ray":
             refuse_slow(judge.deadlines(), recipe.engine.hang_seconds)
-    with closing(judge_for(recipe.model_copy(update={"reward": RewardPart()}), base)) as own:
+    workers = recipe.reward.workers
+    with closing(judge_for(recipe.model_copy(update={"reward": RewardPart(workers=workers)}), base)) as own:
         for part, each in sets.items():
             golds = [problem for problem in each.problems if problem.reference]  # preferences may have none
-            refuse_failed(check_gold(golds, own.verdict), len(golds), where=f"data.{part}")
+            refuse_failed(check_gold(golds, own.verdict, at_once=workers), len(golds), where=f"data.{part}")
     return Prepared(
         name=name,
         recipe=recipe,

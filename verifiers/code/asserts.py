@@ -13,6 +13,7 @@ import builtins
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 PLAIN = (type(None), bool, int, float, str, list, tuple, set, frozenset, dict, bytes, complex)
@@ -231,6 +232,7 @@ class _Count(ast.NodeTransformer):
         return ast.Call(ast.Name("_jurat_counted", ast.Load()), [node], []) if _is_check(node) else node
 
 
+@lru_cache(maxsize=4096)
 def _indented(piece: str) -> str:
     """A piece as the body of a function; through the syntax tree, as text in it may not be indented."""
     tree = ast.parse("def f(): pass")

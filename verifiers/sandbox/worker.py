@@ -94,10 +94,8 @@ def _limit(limits: _Json, box: Any) -> None:
         if which is None:
             continue
         had = resource.getrlimit(which)[1]
-        most = value + 1 if name == "CPU" else value
-        if had != resource.RLIM_INFINITY:
-            value, most = min(value, had), min(most, had)
-        resource.setrlimit(which, (value, most))
+        value = value if had == resource.RLIM_INFINITY else min(value, had)
+        resource.setrlimit(which, (value, value))  # of CPU, the hard limit kills at once; a soft one could be ignored
 
 
 def _close_all() -> None:
@@ -158,7 +156,8 @@ def _fail(page: mmap.mmap, fault: BaseException) -> None:
 def _print(fault: BaseException) -> None:
     try:
         trace = fault.__traceback__
-        sys.excepthook(type(fault), fault, trace and trace.tb_next)  # without the frame of this file
+        BaseException.with_traceback(fault, trace and trace.tb_next)  # without the frame of this file
+        sys.excepthook(type(fault), fault, fault.__traceback__)
     except BaseException:
         return
 

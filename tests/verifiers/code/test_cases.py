@@ -6,9 +6,29 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jurat.verifiers.code.asserts import Call
 from jurat.verifiers.code.cases import CasesError, parse
+
+KEYS = (
+    "entry",
+    "tests",
+    "test",
+    "prompt",
+    "needs",
+    "compare",
+    "tol",
+    "checker",
+    "inputs",
+    "args",
+    "expected",
+    "stdin",
+    "stdout",
+    "$int",
+    "$set",
+)
 
 
 def made(**given: Any) -> str:
@@ -35,7 +55,7 @@ def one(**given: Any) -> dict[str, Any]:
         (one(tests=None), "tests is a list that is not empty, got None"),
         (one(tests=[{"stdin": "1"}]), "test 1 has no text stdout, and there is no checker"),
         (one(tests=[{"stdin": "1", "stdout": None}]), "test 1 has no text stdout"),
-        (one(tests=[{"stdin": "1", "stdout": " \n"}]), "a program that does nothing would pass it"),
+        (one(tests=[{"stdin": "1", "stdout": " \n"}]), "a program that does nothing would pass them all"),
         (one(tests=[{"stdin": 1, "stdout": "1"}]), "test 1 is {stdin: text, stdout: text}"),
         (one(tests=[{"input": "1", "stdout": "1"}]), "test 1 is {stdin: text, stdout: text}"),
         (one(tests=[3]), "test 1 is an object, got 3"),
@@ -135,3 +155,27 @@ def test_what_the_tests_call_is_found_or_given() -> None:
         )
     )
     assert given.test is not None and given.test.names == ("f",)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["f", "assert f(1) == 2", "1", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6),
+    st.sampled_from(["stdio", "func", "assert", "check", "unittest"]),
+)
+def test_any_object_is_cases_or_refused(value: dict[str, Any], mode: str) -> None:
+    try:
+        found = parse(json.dumps({**value, "mode": mode}))
+    except CasesError as fault:
+        assert str(fault)
+    else:
+        assert found.count > 0 and [bool(found.stdio), bool(found.calls), found.test is not None].count(True) == 1
