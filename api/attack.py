@@ -326,7 +326,8 @@ def _read(file: Path) -> bytes:
 
 
 def _shown(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace").strip()[:160]
+    """The first line, cut."""
+    return raw.decode("utf-8", "replace").strip().partition("\n")[0][:160]
 
 
 def _as_user(uid: int | None) -> dict[str, Any]:
@@ -502,20 +503,20 @@ class _Level:
         # What only takes time is not given it again for each case.
         self._breach(attack, mode, self._grade(attack.text, mode, whole=attack.kind != "resource"))
         self._note(attack, mode)
-        after = self._grade(self._honest[mode], mode)
+        after = self._grade(self._honest[mode], mode, seconds=0.0)
         if after.get("score") != 1.0:
             self._add(
                 attack, mode, f"an honest program after it got {after.get('status', after)}: {after.get('why', '')}"
             )
 
-    def _grade(self, text: str, mode: str, *, stamp: str = "", whole: bool = True) -> dict[str, Any]:
+    def _grade(self, text: str, mode: str, *, stamp: str = "", whole: bool = True, seconds: float = SECONDS) -> dict[str, Any]:
         """The judge's answer; one that dies is a breach of its own, and another takes its place."""
         self._found.runs += 1
         cases = dict(self._manifest.cases[mode])
         if stamp and mode == "stdio":
             cases["tests"] = [{**test, "stdin": test["stdin"] + f"\n# {stamp}\n"} for test in cases["tests"]]
         try:
-            return self._judge.ask(do="grade", text=text, cases=cases, seconds=SECONDS, whole=whole)
+            return self._judge.ask(do="grade", text=text, cases=cases, seconds=seconds, whole=whole)
         except JudgeDied as death:
             self._judge.close()
             self._judge = JudgeProcess(self._canaries.secret, self._uid)
@@ -694,6 +695,8 @@ class _Judge:
 
     def __init__(self) -> None:
         self._sandbox: Any = None
+        self._told: set[int] = set()
+        """Processes that an earlier run left, and that were told then."""
         self._zygotes: set[int] = set()
         """Process ids of all zygotes so far."""
 
@@ -771,9 +774,10 @@ class _Judge:
                 with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
                     if process.status() == psutil.STATUS_ZOMBIE and process.pid not in self._zygotes:
                         os.waitpid(process.pid, os.WNOHANG)  # an orphan, elsewhere init's to bury
-                    elif process.pid not in own:
+                    elif process.pid not in own | self._told:
                         found.append(f"{process.pid} {process.name()}")
             if not found or time.monotonic() > until:
+                self._told |= {int(line.split()[0]) for line in found}
                 return found
             await asyncio.sleep(0.02)
 
