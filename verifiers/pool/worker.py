@@ -318,11 +318,11 @@ def _children() -> set[int]:
 
 
 def _is_helper(pid: int) -> bool:
-    """True for children that a built-in verifier keeps, bounds and kills itself: for SymPy, and the sandbox's zygotes."""
+    """True for what a verifier keeps between tasks, bounds and kills itself: the child for SymPy, a sandbox's zygote."""
     import psutil
 
     try:
-        return any(word.endswith(("sympy_child.py", "sandbox/zygote.py")) for word in psutil.Process(pid).cmdline())
+        return any(word.endswith(("/sympy_child.py", "/sandbox/zygote.py")) for word in psutil.Process(pid).cmdline())
     except psutil.Error:
         return False
 

@@ -12,11 +12,13 @@ import struct
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from importlib import metadata
 from typing import Any
 
 from jurat.verifiers.sandbox import typed
+from jurat.verifiers.sandbox.attacks import LETHAL, QUIET
 from jurat.verifiers.sandbox.levels import choose
 from jurat.verifiers.sandbox.program import Isolation, Level, Limits, Outcome, Program
 from jurat.verifiers.sandbox.slot import NotReady, SandboxUnavailable, Setup, Zygote
@@ -28,6 +30,8 @@ _STATUS = struct.Struct("=BBiiddq")
 _GRACE = 5.0
 """Seconds past the wall limit after which a zygote that says nothing is given up."""
 _TRIES = 3
+_trusted: set[tuple[int, Level]] = set()
+"""Levels that have withstood the attacks of ``attacks.py``, by process."""
 _SIGSYS, _SIGXCPU, _SIGKILL = 31, 24, 9
 
 
@@ -50,7 +54,9 @@ class Sandbox:
     ) -> None:  # fmt: skip
         self._asked, self._strict, self._preload = level, strict, tuple(preload)
         self._runs_per_zygote = runs_per_zygote
-        self.slots = slots or len(os.sched_getaffinity(0))
+        self.slots = slots or (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        )
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._closed = False
@@ -95,6 +101,10 @@ class Sandbox:
                 raise SandboxUnavailable("the sandbox is closed", fix="make a new one")
             if self._level is None:
                 found = choose(self._asked, strict=self._strict)
+                if found.level != "rlimits" and (os.getpid(), found.level) not in _trusted:
+                    with ThreadPoolExecutor(1) as thread:  # there may be an event loop in this one
+                        thread.submit(asyncio.run, _attack(found.level)).result()
+                    _trusted.add((os.getpid(), found.level))
                 self._probes = {key: found.found[key] for key in sorted(found.found) if key != "uid"}
                 self._level = found.level
 
@@ -434,6 +444,28 @@ class Run:
         if not self._loop.is_closed():
             self._ended.set_result(outcome)
         self._sandbox._release(self._slot)
+
+
+async def _attack(level: Level) -> None:
+    """Run attacks that must fail, once per process and level. Raises SandboxUnavailable if one does not: fails closed."""
+    with Sandbox(level, slots=1) as tried:
+        tried._level = level
+        limits = Limits(wall_seconds=20.0)
+        quiet = await tried.run(Program(text=QUIET), limits)
+        lethal = [await tried.run(Program(text=text), limits) for text in LETHAL]
+    worked = (
+        quiet.stdout.decode("ascii", "replace").split() if quiet.ending == "finished" else [quiet.ending, quiet.detail]
+    )
+    worked += [
+        f"{text.split()[-1]} ended as {run.ending}"
+        for text, run in zip(LETHAL, lethal, strict=True)
+        if run.ending != "forbidden"
+    ]
+    if worked != ["done"]:
+        raise SandboxUnavailable(
+            f"level {level} does not hold: {', '.join(worked)}", where="the sandbox's test of itself",
+            fix="report this with the output of `jurat doctor`; until then take another level or another machine",
+        )  # fmt: skip
 
 
 def _fill(fd: int, *parts: bytes) -> None:

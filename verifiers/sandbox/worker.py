@@ -158,7 +158,8 @@ def _fail(page: mmap.mmap, fault: BaseException) -> None:
 def _print(fault: BaseException) -> None:
     try:
         trace = fault.__traceback__
-        sys.excepthook(type(fault), fault, trace and trace.tb_next)  # without the frame of this file
+        BaseException.with_traceback(fault, trace and trace.tb_next)  # without the frame of this file
+        sys.excepthook(type(fault), fault, fault.__traceback__)
     except BaseException:
         return
 
