@@ -18,7 +18,17 @@ import typer
 from typer.core import TyperGroup
 
 from jurat import __version__
-from jurat.api import cli_datasets, cli_models, cli_recipes, cli_runs, cli_train, cli_verifiers, completion, sandbox, terminal
+from jurat.api import (
+    cli_datasets,
+    cli_models,
+    cli_recipes,
+    cli_runs,
+    cli_train,
+    cli_verifiers,
+    completion,
+    sandbox,
+    terminal,
+)
 from jurat.platform.errors import ConfigError, JuratError, nearest
 
 UsageError = typer.BadParameter.__mro__[2]

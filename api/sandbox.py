@@ -31,11 +31,11 @@ def run(
     program: Annotated[Path, typer.Argument(help="A file with the program, as it is: no fences are looked for.")],
     cases: Annotated[Path, typer.Option(help="A JSON file with its cases (docs/code.md).", show_default=False)],
     level: Level = "auto",
-    seconds: Annotated[float, typer.Option(help="Wall seconds of one run.", min=0.01)] = 10.0,
+    seconds: Annotated[float, typer.Option(help="Wall seconds of one run.", min=0.01)] = 5.0,
     memory_mb: Annotated[int, typer.Option(help="MiB of memory of one run.", min=1)] = 1024,
     as_json: terminal.AsJson = False,
 ) -> None:
-    """Run a program on its cases: which pass, the first difference of those that do not, streams, time and memory.
+    """Run a program on all its cases: how many pass, the first difference of those that do not, streams, time, memory.
 
     Exits with 0 if there is a verdict, good or bad, and with 1 if the sandbox or the cases made one impossible.
     """
@@ -44,13 +44,20 @@ def run(
 
     text, given = _read(program, "program"), _read(cases, "file of cases")
     try:
-        json.loads(given)
+        parsed = json.loads(given)
     except ValueError as fault:
         raise DataError(
             f"not JSON: {fault}", where=str(cases), fix='write {"mode": "stdio", "tests": [...]}; see docs/code.md'
         ) from None
-    # A level that is asked for is not refused: this trains nothing.
-    options = Options(level=level, strict=level == "auto", seconds=seconds, memory_mb=memory_mb)
+    needs = parsed.get("needs") or () if isinstance(parsed, dict) else ()
+    options = Options(
+        score="share",  # every case runs
+        level=level,
+        strict=level == "auto",  # a level that is asked for is not refused: this trains nothing
+        seconds=seconds,
+        memory_mb=memory_mb,
+        preload=(needs,) if isinstance(needs, str) else tuple(needs) if isinstance(needs, list) else (),
+    )
     verdict = judge_program(text, given, options)
     if verdict.status == "bad_gold":
         raise DataError(verdict.why, where=str(cases), fix="docs/code.md says what cases look like")

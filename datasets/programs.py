@@ -56,4 +56,4 @@ def _given(row: Mapping[str, Any], column: str, entry: object = None) -> dict[st
 def solution_of(columns: Mapping[str, Any]) -> str:
     """A completion that should pass, from the columns of a problem; '' where there is none."""
     found = next((columns[name] for name in SOLUTIONS if isinstance(columns.get(name), str)), "")
-    return found if "```" in found or not found.strip() else FENCED.format(found)
+    return "" if not found.strip() else found if "```" in found else FENCED.format(found)

@@ -97,7 +97,12 @@ def parse(reference: str) -> Cases:
         raise CasesError(f"the cases are not JSON: {str(fault)[:200]}{more}") from None
     if not isinstance(value, dict):
         raise CasesError(f"the cases are a JSON object with a mode, got {type(value).__name__}")
-    return _cases(value)
+    try:
+        return _cases(value)
+    except CasesError:
+        raise
+    except ValueError as fault:
+        raise CasesError(str(fault)) from None
 
 
 def _cases(value: dict[str, Any]) -> Cases:
@@ -182,13 +187,8 @@ def _func(value: dict[str, Any], entry: str, shared: dict[str, Any]) -> Cases:
 
 
 def _tested(value: dict[str, Any], entry: str, shared: dict[str, Any]) -> Cases:
-    try:
-        prompt = asserts.parsed(shared["prompt"], "prompt")
-        if shared["mode"] == "assert":
-            return _asserted(value, entry, shared, prompt)
-        return _code(value, entry, shared, prompt)
-    except ValueError as fault:
-        raise fault if isinstance(fault, CasesError) else CasesError(str(fault)) from None
+    prompt = asserts.parsed(shared["prompt"], "prompt")
+    return (_asserted if shared["mode"] == "assert" else _code)(value, entry, shared, prompt)
 
 
 def _asserted(value: dict[str, Any], entry: str, shared: dict[str, Any], prompt: Any) -> Cases:
@@ -197,8 +197,8 @@ def _asserted(value: dict[str, Any], entry: str, shared: dict[str, Any], prompt:
         given = [given]
     if not isinstance(given, list) or not all(isinstance(test, str) and test.strip() for test in given) or not given:
         raise CasesError("mode assert has tests, a list of statements that is not empty")
-    trees = [asserts.parsed(test, f"test {index}") for index, test in enumerate(given)]
-    for index, tree in enumerate(trees):
+    trees = [asserts.parsed(test, f"test {index}") for index, test in enumerate(given, 1)]
+    for index, tree in enumerate(trees, 1):
         if fault := asserts.fault_of(tree):
             raise CasesError(f"test {index} checks nothing: {fault}")
     names = asserts.names_of(trees, prompt, entry)
@@ -251,10 +251,10 @@ def _tests(given: Any) -> list[tuple[int, dict[str, Any]]]:
         raise CasesError(f"tests is a list that is not empty, got {given!r:.40}")
     if len(given) > MAX_TESTS:
         raise CasesError(f"{len(given)} tests, at most {MAX_TESTS}")
-    for index, test in enumerate(given):
+    for index, test in enumerate(given, 1):
         if not isinstance(test, dict):
             raise CasesError(f"test {index} is an object, got {test!r:.80}")
-    return list(enumerate(given))
+    return list(enumerate(given, 1))
 
 
 def _value(value: Any, index: int) -> Any:

@@ -2,8 +2,9 @@
 
 1. Only the text after the last thinking end tag counts; thinking that never ended holds no program.
 2. Fenced blocks (three or more backticks or tildes) are read as in Markdown: a fence closes with the same characters, at
-   least as many; one that is tagged as Python's may also end a line of prose. The program is the last block tagged ``python``, ``py``, ``python3`` or ``py3``; where there is none,
-   the last block, if it has no tag. A last block in another language is refused.
+   least as many; one that is tagged as Python's may also end a line of prose. The program is the last block tagged
+   ``python``, ``py``, ``python3`` or ``py3``; where there is none, the last block, if it has no tag. A last block in
+   another language is refused.
 3. A block that the end of the text leaves open is the program if the model ended there by itself, and refused where it
    was cut off. An earlier block never takes its place.
 4. Without any block the whole text is the program only where the spec says ``unfenced``; nothing is guessed.

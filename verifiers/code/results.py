@@ -98,6 +98,10 @@ def escaped(text: bytes | str, limit: int) -> str:
 
 def _visible(text: bytes) -> str:
     return "".join(
-        char if char == "\n" or char.isprintable() else f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{{{ord(char):x}}}"
+        char
+        if char == "\n" or char.isprintable()
+        else f"\\x{ord(char):02x}"
+        if ord(char) < 256
+        else f"\\u{{{ord(char):x}}}"
         for char in text.decode("utf-8", "backslashreplace")
     )

@@ -127,7 +127,9 @@ async def _asked(bench: Bench, test: Stdio, output: str, checker: str) -> tuple[
     if outcome.ending == "infra_error":
         return None, ended(outcome)
     if outcome.ending != "finished":
-        return None, Result(status="error", why=f"the checker ended with {outcome.ending}: {escaped(outcome.stderr[-300:], 300)}")
+        return None, Result(
+            status="error", why=f"the checker ended with {outcome.ending}: {escaped(outcome.stderr[-300:], 300)}"
+        )
     first, _, rest = outcome.stdout.decode("utf-8", "backslashreplace").strip().partition("\n")
     answer = {"true": True, "1": True, "false": False, "0": False}.get(first.strip().lower())
     if answer is None:
@@ -153,7 +155,7 @@ async def _called(bench: Bench, text: str, cases: Cases) -> AsyncIterator[Result
         try:
             for call in cases.calls[first:]:
                 started = time.perf_counter()
-                answer = await answered(running, call)
+                answer = await asked(running, {"entry": call.entry, "args": list(call.args), "kwargs": call.kwargs})
                 if answer is None:
                     break
                 yield replace(_valued(answer, call, cases), seconds=time.perf_counter() - started)
@@ -190,11 +192,8 @@ async def last_of(running: Running, *, left: bool) -> Result:
     return Result(status="incorrect", why="it closed the channel", outcome=await waiting)
 
 
-async def answered(running: Running, call: Call) -> dict[str, Any] | None:
-    """What the program answers to a call; None if it ended, or said what is no answer."""
-    message: dict[str, Any] = {"entry": call.entry, "args": list(call.args)}
-    if call.kwargs:
-        message["kwargs"] = dict(call.kwargs)
+async def asked(running: Running, message: Any) -> dict[str, Any] | None:
+    """What the program answers to a call; None if it ended."""
     try:
         await running.send(message)
         answer = await running.receive()
@@ -208,7 +207,9 @@ async def answered(running: Running, call: Call) -> dict[str, Any] | None:
 def _valued(answer: dict[str, Any], call: Call, cases: Cases) -> Result:
     if "value" in answer:
         difference = value_difference(call.expected, answer["value"], how=cases.equality, tol=cases.tol)
-        return Result(status="incorrect" if difference else "correct", why=difference and f"{_spelled(call)}: {difference}")
+        return Result(
+            status="incorrect" if difference else "correct", why=difference and f"{_spelled(call)}: {difference}"
+        )
     return Result(status="incorrect", why=f"{_spelled(call)}: {said_by(answer)}")
 
 

@@ -15,7 +15,7 @@ from jurat.platform.types import Status
 from jurat.verifiers.code.asserts import Report, TestProgram, reports
 from jurat.verifiers.code.cases import Cases
 from jurat.verifiers.code.results import Result, ended, escaped
-from jurat.verifiers.code.running import OVER, Bench, last_of
+from jurat.verifiers.code.running import OVER, Bench, asked, last_of, said_by
 from jurat.verifiers.sandbox.program import Limits, Outcome, Program, Running
 
 SLACK = 5.0
@@ -48,7 +48,10 @@ async def tested(bench: Bench, text: str, cases: Cases) -> AsyncIterator[Result]
             done += 1
             continue
         pumped = await _pumped(bench, text, test, done, limits)
-        if "infra_error" in (pumped.test.ending, pumped.program and pumped.program.outcome and pumped.program.outcome.ending):
+        if "infra_error" in (
+            pumped.test.ending,
+            pumped.program and pumped.program.outcome and pumped.program.outcome.ending,
+        ):
             if infra < bench.retries:
                 infra += 1
                 bench.attempts = max(bench.attempts, infra + 1)
@@ -74,55 +77,47 @@ async def _pumped(bench: Bench, text: str, test: TestProgram, start: int, limits
     longer = replace(limits, wall_seconds=limits.wall_seconds + SLACK, cpu_seconds=limits.cpu_seconds + SLACK)
     calls, program = 0, None
     asking = await bench.runner.start(tests, longer)
+    answering: Running | None = None
     try:
-        answering = await bench.runner.start(Program(text=text, role="serve", entry=test.names[0]), limits)
-        try:
-            while True:
-                try:
-                    call = await asking.receive()
-                except EOFError:
-                    break
-                except ValueError as fault:
-                    # Made of what the program returned, if it returned anything.
-                    status: Status = "incorrect" if calls else "bad_gold"
-                    program = Result(status=status, why=f"the tests call it with what cannot be sent: {str(fault)[:200]}")
-                    break
-                calls += 1
-                answer = await _asked(answering, call)
-                if answer is None:
-                    program = await last_of(answering, left=True)
-                    break
+        while program is None:
+            try:
+                call = await asking.receive()
+            except EOFError:
+                break
+            except ValueError as fault:
+                # Made of what the program returned, if it returned anything.
+                status: Status = "incorrect" if calls else "bad_gold"
+                program = Result(status=status, why=f"the tests call it with what cannot be sent: {str(fault)[:200]}")
+                break
+            calls += 1
+            if answering is None:  # not before, as its time runs from then on
+                answering = await bench.runner.start(Program(text=text, role="serve", entry=test.names[0]), limits)
+            answer = await asked(answering, call)
+            if answer is None:
+                program = await last_of(answering, left=True)
+            elif not answer.keys() & {"value", "error"}:
+                program = Result(status="incorrect", why=said_by(answer))
+            else:
                 try:
                     await asking.send(answer)
                 except ValueError as fault:
-                    program = Result(status="incorrect", why=f"the program returned what cannot be sent: {str(fault)[:200]}")
-                    break
-        finally:
-            answering.kill()
-            bench.saw(await answering.wait())
+                    program = Result(
+                        status="incorrect", why=f"the program returned what cannot be sent: {str(fault)[:200]}"
+                    )
         if program is not None:
             asking.kill()
         outcome = await asking.wait()
     finally:
         asking.kill()
+        if answering is not None:
+            answering.kill()
+            bench.saw(await answering.wait())
     said = []
     for report in reports(outcome.stdout, mark):
         if report.index != start + len(said):
             break
         said.append(report)
     return _Pumped(said=tuple(said), calls=calls, test=outcome, program=program)
-
-
-async def _asked(answering: Running, call: object) -> object | None:
-    """The program's answer to a call of the tests; None if it ended."""
-    try:
-        await answering.send(call)
-        answer = await answering.receive()
-    except (EOFError, OSError):
-        return None
-    except ValueError as fault:
-        return {"unsendable": str(fault)[:200]}
-    return answer if isinstance(answer, dict) else {"unsendable": "what is no answer"}
 
 
 def _reported(report: Report, test: TestProgram) -> Result:
@@ -132,7 +127,9 @@ def _reported(report: Report, test: TestProgram) -> Result:
             return Result(status="bad_gold", why="the test never calls the program")
         case "ok" if test.counted and report.asserted == 0:
             # What the program returned may have led around the asserts: neither a pass, nor a way out of being judged.
-            return Result(status="incorrect", why="nothing was asserted of what it returned", flags=("nothing_asserted",))
+            return Result(
+                status="incorrect", why="nothing was asserted of what it returned", flags=("nothing_asserted",)
+            )
         case "ok":
             return Result(status="correct")
         case "wrong":
@@ -151,5 +148,7 @@ def _broken(pumped: _Pumped) -> Result:
         return found
     if pumped.calls == 0:
         told = escaped(pumped.test.stderr[-300:], 300).strip().rpartition("\n")[2]
-        return Result(status="bad_gold", why=f"the test code does not run: {found.why} {told}".strip(), outcome=pumped.test)
+        return Result(
+            status="bad_gold", why=f"the test code does not run: {found.why} {told}".strip(), outcome=pumped.test
+        )
     return replace(found, why=f"in the tests: {found.why}")

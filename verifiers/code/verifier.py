@@ -44,7 +44,7 @@ class Options:
     """What a recipe may say of the verifier ``code``; each is explained there."""
 
     score: Score = "all"
-    seconds: float = 10.0
+    seconds: float = 5.0
     total_seconds: float = 30.0
     memory_mb: int = 1024
     output_kb: int = 1024
@@ -71,7 +71,7 @@ def code(
     *,
     score: Score = "all",
     unfenced: bool = False,
-    seconds: float = 10.0,
+    seconds: float = 5.0,
     total_seconds: float = 30.0,
     memory_mb: int = 1024,
     output_kb: int = 1024,
@@ -102,7 +102,7 @@ def code(
 
 
 def judge_program(program: str, reference: str, options: Options) -> Verdict:
-    """The verdict on a program as it is. Raises SandboxUnavailable where it may not or cannot run."""
+    """The verdict on a program as it is. Raises SandboxUnavailable where programs may not or cannot run so."""
     fault = _fault(reference, options)
     if fault is not None:
         return fault
@@ -110,6 +110,7 @@ def judge_program(program: str, reference: str, options: Options) -> Verdict:
     started = time.monotonic()
     session = _session()
     sandbox = session.sandbox(options)
+    level = sandbox.isolation.level
     bench = Bench(
         runner=sandbox, limits=options.limits, deadline=started + options.total_seconds, retries=options.retries,
         stop=options.score == "all",
@@ -120,7 +121,7 @@ def judge_program(program: str, reference: str, options: Options) -> Verdict:
         # Whether the level can be had was asked when the judge was built: this is trouble of the moment.
         return Verdict.of("infra", why=f"{fault.what} {fault.fix}"[:500], isolation="sandbox")
     verdict = verdict_of(results, cases, options.score)
-    isolation = sandbox.isolation_of(options.limits_at(sandbox.isolation.level))
+    isolation = sandbox.isolation_of(options.limits_at(level))
     evidence = {
         **verdict.evidence,
         "memory_mb": round(bench.memory_bytes / 2**20, 1),
@@ -129,7 +130,11 @@ def judge_program(program: str, reference: str, options: Options) -> Verdict:
     if bench.attempts > 1:
         evidence["attempts"] = bench.attempts
     return replace(
-        verdict, evidence=_fitting(evidence), read=program[:1_000], isolation="sandbox", seconds=time.monotonic() - started
+        verdict,
+        evidence=_fitting(evidence),
+        read=program[:1_000],
+        isolation="sandbox",
+        seconds=time.monotonic() - started,
     )
 
 
@@ -156,7 +161,7 @@ def verdict_of(results: Sequence[Result], cases: Cases, score: Score) -> Verdict
     first = (undecided or failed)[:1] if score == "share" else failed[:1]
     evidence: dict[str, Any] = {
         "cases": total, "passed": passed, "marks": "".join(MARKS[result.status] for result in results)[:500],
-        "failed": [result.to_json(index) for index, result in failed[:SHOWN_CASES]],
+        "failed": [result.to_json(index + 1) for index, result in failed[:SHOWN_CASES]],
     }  # fmt: skip
     flags = tuple(dict.fromkeys(flag for result in results for flag in result.flags))
     if any(result.status == "limit" for result in results):
@@ -166,7 +171,7 @@ def verdict_of(results: Sequence[Result], cases: Cases, score: Score) -> Verdict
     if not first:
         return Verdict.of("correct", why=f"all {total} cases pass", evidence=evidence, flags=flags)
     index, decisive = first[0]
-    why = f"case {index} of {total}: {decisive.why}"[:500]
+    why = f"case {index + 1} of {total}: {decisive.why}"[:500]
     if score == "share" and passed and not undecided:
         why = f"{passed} of {total} cases pass; {why}"[:500]
         return Verdict.of("partial", passed / total, why=why, evidence=evidence, flags=flags)
