@@ -343,7 +343,9 @@ def check_sandbox(level: str) -> str:
         last = done[-1]
         raise Wrong(f"a program that prints 42 ended with {last.ending}: {last.detail}", where=f"level {level}",
                     fix="report this with the output of jurat doctor --json")  # fmt: skip
-    holds = "time, memory and crashes only, never chosen by itself" if level == "rlimits" else "withstands its self-test"
+    holds = (
+        "time, memory and crashes only, never chosen by itself" if level == "rlimits" else "withstands its self-test"
+    )
     probes = ", ".join(f"{name} {value}" for name, value in sorted(found.found.items()))
     return f"{holds}; {1e3 * min(outcome.seconds for outcome in done):.0f} ms a run; {probes}"
 
