@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import get_args
 
-from jurat.verifiers.sandbox.program import Level
-from jurat.verifiers.sandbox.slot import NotReady, SandboxUnavailable, Setup, Zygote
+from jurat.verifiers.sandbox.attacks import LETHAL, QUIET
+from jurat.verifiers.sandbox.program import Level, Limits, Program
+from jurat.verifiers.sandbox.slot import SandboxUnavailable
 
 ORDER: tuple[Level, ...] = get_args(Level)
 _FIXES = (
@@ -23,6 +26,7 @@ _FIXES = (
     ("seccomp", "a kernel with CONFIG_SECCOMP_FILTER, on x86-64 or 64-bit Arm"),
     ("become user", "start it with CAP_SETUID and CAP_SETGID, or as a normal user"),
     ("read /", "install the interpreter where every user may read it, or run the judge as the user who may"),
+    ("does not hold", "report this with the output of `jurat doctor`; until then take another machine"),
     ("preload", "install the package in the judge's environment, or leave it out of preload"),
 )  # fmt: skip
 
@@ -40,16 +44,17 @@ class Probe:
 
 @functools.lru_cache(maxsize=64)
 def probe(level: Level) -> Probe:
-    """Set the level up once, without a program."""
+    """Set the level up once, and attack it (``attacks.py``): a level that lets one through does not work."""
     if sys.platform != "linux":
         why = f"{sys.platform}: levels ns and seccomp need Linux"
         return Probe(level=level, works=False, missing=why, fix="run the judge on Linux, or in a Linux container")
     try:
-        zygote = Zygote(Setup(level=level))
-    except (NotReady, OSError) as fault:
-        return Probe(level=level, works=False, missing=str(fault), fix=_fix(str(fault)))
-    zygote.close()
-    return Probe(level=level, works=True, found=zygote.probes)
+        with ThreadPoolExecutor(1) as thread:  # there may be an event loop in this one
+            found = thread.submit(asyncio.run, _tried(level)).result()
+    except (SandboxUnavailable, OSError) as fault:
+        what = fault.what if isinstance(fault, SandboxUnavailable) else str(fault)
+        return Probe(level=level, works=False, missing=what, fix=_fix(what))
+    return Probe(level=level, works=True, found=found)
 
 
 def choose(asked: Level | str, *, strict: bool) -> Probe:
@@ -77,6 +82,25 @@ def choose(asked: Level | str, *, strict: bool) -> Probe:
 def table() -> list[Probe]:
     """Each level, strongest first, for ``jurat doctor``."""
     return [probe(level) for level in ORDER]
+
+
+async def _tried(level: Level) -> dict[str, str]:
+    """What was found. Raises SandboxUnavailable if it cannot be set up or does not hold."""
+    from jurat.verifiers.sandbox.sandbox import Sandbox
+
+    with Sandbox(level, strict=False, slots=1) as sandbox:
+        sandbox._hold(level, {})
+        limits = Limits(wall_seconds=20.0)
+        quiet = await sandbox.run(Program(text=QUIET if level != "rlimits" else "print('done')"), limits)
+        worked = quiet.stdout.decode("ascii", "replace").split() if quiet.ending == "finished" else [quiet.detail]
+        if level != "rlimits":
+            for text in LETHAL:
+                ending = (await sandbox.run(Program(text=text), limits)).ending
+                worked += [f"{text.split()[-1]} ended as {ending}"] * (ending != "forbidden")
+        zygote = sandbox._all[0].zygote
+        if worked != ["done"] or zygote is None:
+            raise SandboxUnavailable(f"does not hold: {', '.join(worked)}")
+        return zygote.probes
 
 
 def _unavailable(tried: list[Probe]) -> SandboxUnavailable:

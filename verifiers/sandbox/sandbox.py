@@ -11,14 +11,12 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from typing import Any
 
 from jurat.verifiers.sandbox import typed
-from jurat.verifiers.sandbox.attacks import LETHAL, QUIET
 from jurat.verifiers.sandbox.levels import choose
 from jurat.verifiers.sandbox.program import Isolation, Level, Limits, Outcome, Program
 from jurat.verifiers.sandbox.slot import NotReady, SandboxUnavailable, Setup, Zygote
@@ -30,9 +28,9 @@ _STATUS = struct.Struct("=BBiiddq")
 _GRACE = 5.0
 """Seconds past the wall limit after which a zygote that says nothing is given up."""
 _TRIES = 3
-_trusted: set[tuple[int, Level]] = set()
-"""Levels that have withstood the attacks of ``attacks.py``, by process."""
-_SIGSYS, _SIGXCPU, _SIGKILL = 31, 24, 9
+_NEARLY = 0.75
+"""Of its CPU time: the kernel kills by counting ticks and reports by the clock."""
+_SIGSYS, _SIGKILL = 31, 9
 
 
 class Sandbox:
@@ -101,12 +99,11 @@ class Sandbox:
                 raise SandboxUnavailable("the sandbox is closed", fix="make a new one")
             if self._level is None:
                 found = choose(self._asked, strict=self._strict)
-                if found.level != "rlimits" and (os.getpid(), found.level) not in _trusted:
-                    with ThreadPoolExecutor(1) as thread:  # there may be an event loop in this one
-                        thread.submit(asyncio.run, _attack(found.level)).result()
-                    _trusted.add((os.getpid(), found.level))
-                self._probes = {key: found.found[key] for key in sorted(found.found) if key != "uid"}
-                self._level = found.level
+                self._hold(found.level, found.found)
+
+    def _hold(self, level: Level, probes: Mapping[str, str]) -> None:
+        self._probes = {key: probes[key] for key in sorted(probes) if key != "uid"}
+        self._level = level
 
     def _forked(self) -> None:
         """In a copy of the process that made it: the zygotes are that one's."""
@@ -137,7 +134,7 @@ class Sandbox:
                         slot.zygote = await asyncio.to_thread(Zygote, setup)
                     except (NotReady, OSError) as fault:
                         if attempt == _TRIES - 1:
-                            raise SandboxUnavailable(f"level {self._level}: {fault}", where="sandbox") from None
+                            raise SandboxUnavailable(str(fault), where=f"level {self._level}") from None
                         continue
                 run = Run(self, slot, program, limits, self.isolation_of(limits))
                 try:
@@ -191,8 +188,8 @@ class Sandbox:
 
     async def _acquire(self) -> Slot:
         loop = asyncio.get_running_loop()
+        self._rescue()
         with self._lock:
-            self._rescue()
             if self._free:
                 slot = self._free.pop()
                 slot.loop = loop
@@ -207,12 +204,16 @@ class Sandbox:
             raise
 
     def _rescue(self) -> None:
-        """Slots whose event loop was closed under a run."""
-        for slot in self._all:
-            if slot.loop is not None and slot.loop.is_closed():
-                slot.discard()
+        """Take back the slots whose event loop was closed under a run."""
+        with self._lock:
+            dead = [slot for slot in self._all if slot.loop is not None and slot.loop.is_closed()]
+            for slot in dead:
                 slot.loop = None
-                self._free.append(slot)
+        for slot in dead:
+            held = slot.run is not None
+            slot.discard()
+            if not held:
+                self._release(slot)
 
     def _release(self, slot: Slot) -> None:
         zygote = slot.zygote
@@ -268,14 +269,16 @@ class Slot:
         self.run: Run | None = None
 
     def discard(self) -> None:
-        """End the process; the next run gets another."""
+        """End the process, and the run under way as lost; the next run gets another."""
         zygote, self.zygote = self.zygote, None
         if zygote is None:
             return
-        run = self.run
-        if run is not None:
-            run.lost("the sandbox was closed")
-        zygote.close()
+        if self.run is None:
+            zygote.close()
+        elif self.run.here():
+            self.run.lost("the sandbox was closed")
+        else:
+            zygote.kill()  # its own event loop hears of it, and may close what it listens to
 
     def abandon(self) -> None:
         if self.zygote is not None:
@@ -292,7 +295,7 @@ class Run:
         self._program, self._limits, self._isolation = program, limits, isolation
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[Outcome] = self._loop.create_future()
-        self._killed = False
+        self._killed = self._over = False
         self._overflow = ""
         self._page = -1
         self._timer: asyncio.TimerHandle | None = None
@@ -346,7 +349,7 @@ class Run:
         self._ends.shut()
 
     def kill(self) -> None:
-        if not self._ended.done():
+        if not self._over:
             self._killed = True
             self._zygote.kill_run()
 
@@ -359,19 +362,18 @@ class Run:
             try:
                 await asyncio.shield(self._ended)
             except asyncio.CancelledError:
-                self._slot.discard()
+                self.lost("cancelled twice")
             raise
 
     # -- ends
 
     def _too_much(self, stream: str) -> None:
         self._overflow = self._overflow or stream
-        if not self._ended.done():
+        if not self._over:
             self._zygote.kill_run()
 
     def _overdue(self) -> None:
         self.lost("the zygote did not end the run at its limit")
-        self._slot.discard()
 
     def _reported(self) -> None:
         try:
@@ -403,7 +405,7 @@ class Run:
             return "timeout", f"{self._limits.wall_seconds} s"
         if signal == _SIGSYS:
             return "forbidden", "a system call that no program may make (SIGSYS)"
-        if signal == _SIGXCPU or (signal == _SIGKILL and cpu >= self._limits.cpu_seconds):
+        if signal == _SIGKILL and cpu >= _NEARLY * self._limits.cpu_seconds:
             return "cpu_limit", f"{self._limits.cpu_seconds} s"
         if signal:
             return "crash", f"signal {signal}"
@@ -418,22 +420,29 @@ class Run:
             return "memory_limit", name
         return "exception", name if said[:1] == b"E" else f"exit status {code}"
 
+    def here(self) -> bool:
+        """Whether it may be touched now: from its own event loop, or when that is closed."""
+        return self._loop.is_closed() or asyncio._get_running_loop() is self._loop
+
     def lost(self, why: str) -> None:
         """Nothing more will be heard of it."""
-        if not self._ended.done():
-            with contextlib.suppress(OSError, RuntimeError):
-                self._loop.remove_reader(self._zygote.control.fileno())
-            if self._slot.zygote is self._zygote:
-                self._slot.zygote = None
-                self._zygote.close()
-            self._finish(ending="infra_error", detail=why)
+        if self._over:
+            return
+        with contextlib.suppress(OSError, RuntimeError):
+            self._loop.remove_reader(self._zygote.control.fileno())
+        if self._slot.zygote is self._zygote:
+            self._slot.zygote = None
+        self._zygote.close()
+        self._finish(ending="infra_error", detail=why)
 
     def _finish(self, **found: Any) -> None:
         assert self._ends is not None
+        self._over = True
         if self._timer is not None:
             self._timer.cancel()
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
-            self._loop.remove_reader(self._zygote.control.fileno())
+        if self._zygote.control.fileno() >= 0:
+            with contextlib.suppress(RuntimeError):
+                self._loop.remove_reader(self._zygote.control.fileno())
         self._ends.close()
         os.close(self._page)
         self._slot.run = None
@@ -444,28 +453,6 @@ class Run:
         if not self._loop.is_closed():
             self._ended.set_result(outcome)
         self._sandbox._release(self._slot)
-
-
-async def _attack(level: Level) -> None:
-    """Run attacks that must fail, once per process and level. Raises SandboxUnavailable if one does not: fails closed."""
-    with Sandbox(level, slots=1) as tried:
-        tried._level = level
-        limits = Limits(wall_seconds=20.0)
-        quiet = await tried.run(Program(text=QUIET), limits)
-        lethal = [await tried.run(Program(text=text), limits) for text in LETHAL]
-    worked = (
-        quiet.stdout.decode("ascii", "replace").split() if quiet.ending == "finished" else [quiet.ending, quiet.detail]
-    )
-    worked += [
-        f"{text.split()[-1]} ended as {run.ending}"
-        for text, run in zip(LETHAL, lethal, strict=True)
-        if run.ending != "forbidden"
-    ]
-    if worked != ["done"]:
-        raise SandboxUnavailable(
-            f"level {level} does not hold: {', '.join(worked)}", where="the sandbox's test of itself",
-            fix="report this with the output of `jurat doctor`; until then take another level or another machine",
-        )  # fmt: skip
 
 
 def _fill(fd: int, *parts: bytes) -> None:

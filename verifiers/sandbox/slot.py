@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import array
 import contextlib
+import functools
+import grp
 import json
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -43,7 +46,7 @@ class Setup:
         packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         return {
             "level": self.level, "preload": list(self.preload), "path": packages if self.preload else [],
-            "uid": _FIRST_USER + self.slot % 1_000, "single": list(_SINGLE),
+            "uid": _first_user() + self.slot % 1_000, "single": list(_SINGLE),
         }  # fmt: skip
 
 
@@ -102,10 +105,23 @@ class Zygote:
         if self.owner != os.getpid():  # a copy made by fork: the process is another's
             self.control.close()
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
+        self.kill()
         self.control.close()
         self._process.wait()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+
+
+@functools.cache
+def _first_user() -> int:
+    """The first of a thousand numbers of which none is a user's."""
+    taken = {user.pw_uid for user in pwd.getpwall()} | {group.gr_gid for group in grp.getgrall()}
+    first = _FIRST_USER
+    while any(number in taken for number in range(first, first + 1_000)):
+        first -= 1_000
+    return first
 
 
 def _interpreter() -> str:

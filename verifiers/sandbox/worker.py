@@ -94,10 +94,8 @@ def _limit(limits: _Json, box: Any) -> None:
         if which is None:
             continue
         had = resource.getrlimit(which)[1]
-        most = value + 1 if name == "CPU" else value
-        if had != resource.RLIM_INFINITY:
-            value, most = min(value, had), min(most, had)
-        resource.setrlimit(which, (value, most))
+        value = value if had == resource.RLIM_INFINITY else min(value, had)
+        resource.setrlimit(which, (value, value))  # of CPU, the hard limit kills at once; a soft one could be ignored
 
 
 def _close_all() -> None:

@@ -237,7 +237,19 @@ def main() -> NoReturn:
     control = _socket.socket(fileno=int(sys.argv[1]))
     config = json.loads(control.recv(1 << 16))
     try:
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        # What the judge ignores or blocks is handed down.
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
+        for number in (
+            _signal.SIGINT,
+            _signal.SIGCHLD,
+            _signal.SIGTERM,
+            _signal.SIGALRM,
+            _signal.SIGHUP,
+            _signal.SIGXCPU,
+        ):
+            _signal.signal(number, _signal.SIG_DFL)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("1000")
         box = Box(config)
         gc.collect()
         gc.freeze()

@@ -17,7 +17,9 @@ _PID = 4242
 
 def answer(code: list[seccomp.Instruction], arch: int, number: int, args: tuple[int, ...]) -> int:
     """Runs a filter as the kernel does. Offsets and jumps that lead outside are errors here as there."""
-    data = struct.pack("=IIQ6Q", number & 0xFFFFFFFF, arch, 0, *(arg & (1 << 64) - 1 for arg in (*args, 0, 0, 0, 0, 0, 0)[:6]))
+    data = struct.pack(
+        "=IIQ6Q", number & 0xFFFFFFFF, arch, 0, *(arg & (1 << 64) - 1 for arg in (*args, 0, 0, 0, 0, 0, 0)[:6])
+    )
     at = held = 0
     while True:
         op, yes, no, k = code[at]
@@ -59,17 +61,50 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 
 def test_ordinary_calls_pass(machine: Machine) -> None:
-    for name in ("read", "write", "mmap", "futex", "openat", "exit_group", "clock_gettime", "getrandom", "wait4", "kill"):
+    for name in (
+        "read",
+        "write",
+        "mmap",
+        "futex",
+        "openat",
+        "exit_group",
+        "clock_gettime",
+        "getrandom",
+        "wait4",
+        "kill",
+    ):
         assert machine.says(name, 1, 2, 3) == ALLOW, name
 
 
 def test_dangerous_calls_kill(machine: Machine) -> None:
-    for name in ("ptrace", "process_vm_readv", "mount", "umount2", "unshare", "setns", "bpf", "io_uring_setup", "keyctl", "chroot"):
+    for name in (
+        "ptrace",
+        "process_vm_readv",
+        "mount",
+        "umount2",
+        "unshare",
+        "setns",
+        "bpf",
+        "io_uring_setup",
+        "keyctl",
+        "chroot",
+    ):
         assert machine.says(name) == KILL, name
 
 
 def test_the_rest_is_refused(machine: Machine) -> None:
-    for name in ("execve", "execveat", "socket", "memfd_create", "setsid", "capset", "setresuid", "chown", "seccomp", "pidfd_open"):
+    for name in (
+        "execve",
+        "execveat",
+        "socket",
+        "memfd_create",
+        "setsid",
+        "capset",
+        "setresuid",
+        "chown",
+        "seccomp",
+        "pidfd_open",
+    ):
         if name in machine.names:
             assert machine.says(name) == EPERM, name
     for name in ("fork", "vfork"):
