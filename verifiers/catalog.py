@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jurat.platform.registry import unknown
-from jurat.verifiers import answers, arguments, compose, rules
-from jurat.verifiers.code import verifier as programs
+from jurat.verifiers import answers, arguments, compose, programs, rules
 from jurat.verifiers.registry import REGISTERED, Definition
 
 _PARTS = {"catalog": "the versions of the parts", "versions": "the versions of the parts"}

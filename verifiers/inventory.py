@@ -32,7 +32,8 @@ def _row(definition: Definition, source: str) -> dict[str, Any]:
     doc = (inspect.getdoc(definition.target) or "").split("\n\n")[0].replace("\n", " ")
     return {
         "name": definition.name, "version": definition.version, "kind": definition.kind, "source": source,
-        "runs": "in process" if definition.bounded else "sandbox" if definition.isolation == "sandbox" else "pool", "deadline": definition.deadline, "doc": doc,
+        "runs": "in process" if definition.bounded else {"process": "pool"}.get(definition.isolation, definition.isolation),
+        "deadline": definition.deadline, "doc": doc,
     }  # fmt: skip
 
 

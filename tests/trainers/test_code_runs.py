@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from jurat.platform.config import validate
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
+from jurat.trainers import launch
+from jurat.verifiers.code.cases import MODES
+from jurat.verifiers.programs import code
 
 RECIPE: dict[str, Any] = {
     "model": "tiny-random",
@@ -84,3 +91,21 @@ def test_a_level_that_is_refused_stops_it_before_it_starts(launched: Any, tmp_pa
     train = {**RECIPE["data"]["train"], "verifier_args": {"level": "rlimits"}}
     with pytest.raises(ConfigError, match="rlimits limits time and memory and keeps nothing apart"):
         launched(written(tmp_path, rows()), {**RECIPE, "data": {"train": train}})
+
+
+def test_the_page_s_example_is_a_run(root: Path, tmp_path: Path) -> None:
+    """Its rows are problems whose solutions pass, its recipe is one."""
+    page = (root / "docs" / "code.md").read_text()
+    blocks = dict(re.findall(r"```(yaml|jsonl)\n(.*?)```", page, re.DOTALL))
+    (tmp_path / "problems.jsonl").write_text(blocks["jsonl"])
+    recipe = validate(yaml.safe_load(blocks["yaml"]), where="docs/code.md")
+    prepared = launch.prepare(recipe, base=tmp_path)
+    assert [problem.verifier.name for problem in prepared.sets["train"].problems] == ["code", "code"]
+    assert set(prepared.verifiers) == {"code"}
+
+
+def test_the_page_names_every_argument_and_mode(root: Path) -> None:
+    page = (root / "docs" / "code.md").read_text()
+    arguments = inspect.signature(code).parameters.values()
+    for name in [p.name for p in arguments if p.kind is p.KEYWORD_ONLY and p.name != "finish"] + [*MODES]:
+        assert f"`{name}`" in page, name

@@ -182,7 +182,7 @@ def _short(value: Any, room: int) -> str:
     if isinstance(value, dict):
         opens, closes = "{", "}"
     else:
-        opens, closes = {list: ("[", "]"), tuple: ("(", ")")}.get(type(value), ("{", "}"))
+        opens, closes = "[]" if isinstance(value, list) else "()" if isinstance(value, tuple) else "{}"
     parts: list[str] = []
     left = room
     for item in value.items() if isinstance(value, dict) else value:

@@ -22,14 +22,16 @@ from jurat.platform.types import Finish, Status
 
 MAX_PROGRAM = 256 * 1024
 """Characters of a program; more is ``too_large``."""
-MAX_COMPLETION = 4_000_000
+MAX_COMPLETION = 1_000_000
 """Characters of a completion."""
+MAX_TAG = 40
+"""Characters of the tag, with white space after it, of a fence that ends a line of prose."""
 _THINK_END = re.compile(
     r"</(?:think|thinking|thought|reasoning|scratchpad)>|<\|end_of_thought\|>|<\|/think\|>|◁/think▷", re.I
 )
 _THINK = re.compile(r"<(?:think|thinking|thought|reasoning|scratchpad)>|<\|begin_of_thought\|>|◁think▷", re.I)
-_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})([^\r\n]*)\r?\Z")
-_LATE = re.compile(r"()(`{3,}|~{3,})((?:python|py)3?)[ \t]*\r?\Z", re.IGNORECASE)
+_FENCE = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)([^\r\n]*+)\r?\Z")
+_LATE = re.compile(r"(?:python|py)3?[ \t]*+\r?\Z", re.IGNORECASE)
 _TAG = re.compile(r"[ \t]*\{?\.?([\w.+#-]*)")
 _PYTHON = re.compile(r"(?:python|py)(?:3(?:\.\d+)?)?\Z", re.IGNORECASE)
 
@@ -98,7 +100,9 @@ def blocks(text: str) -> Iterator[Block]:
     for line in text.split("\n"):
         fence = _FENCE.match(line) if "```" in line or "~~~" in line else None
         if inside is None:
-            fence = fence or (_LATE.search(line) if "```" in line or "~~~" in line else None)
+            if fence is None and "```" in line and (late := _LATE.search(line, max(0, len(line) - MAX_TAG))):
+                start = len(line[: late.start()].rstrip("`"))
+                fence = _FENCE.match(line[start:])
             # A backtick in the info string makes it inline code.
             if fence is not None and not (fence[2][0] == "`" and "`" in fence[3]):
                 found = _TAG.match(fence[3])

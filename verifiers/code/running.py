@@ -10,11 +10,12 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jurat.verifiers.code.cases import Call, Cases, Stdio
+from jurat.verifiers.code.asserts import Call
+from jurat.verifiers.code.cases import Cases, Stdio
 from jurat.verifiers.code.compare import shown, text_difference, value_difference
 from jurat.verifiers.code.results import Result, ended, escaped
 from jurat.verifiers.sandbox.program import Limits, Outcome, Program, Runner, Running
@@ -82,7 +83,7 @@ async def results_of(bench: Bench, text: str, cases: Cases) -> list[Result]:
 # ---- standard streams --------------------------------------------------------------------------------------------
 
 
-async def _stdio(bench: Bench, text: str, cases: Cases) -> AsyncIterator[Result]:
+async def _stdio(bench: Bench, text: str, cases: Cases) -> AsyncGenerator[Result, None]:
     for test in cases.stdio:
         limits = bench.left()
         if limits is None:
@@ -141,7 +142,7 @@ async def _asked(bench: Bench, test: Stdio, output: str, checker: str) -> tuple[
 # ---- calls -------------------------------------------------------------------------------------------------------
 
 
-async def _called(bench: Bench, text: str, cases: Cases) -> AsyncIterator[Result]:
+async def _called(bench: Bench, text: str, cases: Cases) -> AsyncGenerator[Result, None]:
     """Calls in one process; where it dies the next call gets a new one."""
     done = infra = 0
     while done < len(cases.calls):

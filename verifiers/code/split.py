@@ -8,7 +8,7 @@ place and built-in exception types are carried over; what an assert says then is
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
 from jurat.platform.types import Status
@@ -36,7 +36,7 @@ class _Pumped:
     """How the program ended, if it did before the tests had."""
 
 
-async def tested(bench: Bench, text: str, cases: Cases) -> AsyncIterator[Result]:
+async def tested(bench: Bench, text: str, cases: Cases) -> AsyncGenerator[Result, None]:
     """One result for each piece; where the program dies the next piece gets a new one."""
     test = cases.test
     assert test is not None
@@ -112,7 +112,7 @@ async def _pumped(bench: Bench, text: str, test: TestProgram, start: int, limits
         if answering is not None:
             answering.kill()
             bench.saw(await answering.wait())
-    said = []
+    said: list[Report] = []
     for report in reports(outcome.stdout, mark):
         if report.index != start + len(said):
             break

@@ -1,4 +1,4 @@
-"""The verifier ``code``: completion in, one verdict out."""
+"""Completion in, one verdict out: what verifier ``code`` (``verifiers/programs.py``) does."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from jurat.platform.errors import ConfigError
 from jurat.platform.types import Finish, Problem, Status, Verdict
@@ -22,8 +21,6 @@ from jurat.verifiers.code.running import Bench, results_of
 from jurat.verifiers.sandbox import Limits, Sandbox, SandboxUnavailable
 from jurat.verifiers.sandbox.levels import choose
 
-Score = Literal["all", "share"]
-LevelName = Literal["auto", "ns", "seccomp", "rlimits"]
 SLOTS = 2
 """Programs of one process at once: tests, and the program that they call."""
 MAX_EVIDENCE = 12_000
@@ -34,16 +31,14 @@ MARKS: Mapping[Status, str] = {
     "correct": ".", "incorrect": "F", "limit": "L", "crash": "C", "forbidden": "X", "infra": "I", "error": "E",
     "bad_gold": "G",
 }  # fmt: skip
-SOURCES = tuple(sorted(str(path) for path in (Path(__file__).parent.parent / "sandbox").glob("*.py")))
-"""Files whose content belongs to the verifier's identity: a part of them runs in processes that no import reaches."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a recipe may say of the verifier ``code``; each is explained there."""
+    """What a recipe may say of verifier ``code``; ``programs.code`` explains each."""
 
-    score: Score = "all"
+    score: str = "all"
     seconds: float = 5.0
     total_seconds: float = 30.0
     memory_mb: int = 1024
@@ -65,33 +60,9 @@ class Options:
         return self.limits if level in ("ns", "rlimits") else replace(self.limits, writable=False)
 
 
-def code(
-    problem: Problem,
-    completion: str,
-    *,
-    score: Score = "all",
-    unfenced: bool = False,
-    seconds: float = 5.0,
-    total_seconds: float = 30.0,
-    memory_mb: int = 1024,
-    output_kb: int = 1024,
-    level: LevelName = "auto",
-    strict: bool = True,
-    preload: Sequence[str] = (),
-    retries: int = 2,
-    finish: Finish = "stop",
-) -> Verdict:
-    """Whether the program in the completion passes the cases in the reference (``code/cases.py``), run in the sandbox.
-
-    ``score``: 1 only if all cases pass, or the share of them. ``unfenced``: text without a fenced block is the program.
-    ``seconds`` (wall and processor) and ``memory_mb`` of one run, ``total_seconds`` of all together. ``level`` and
-    ``strict``: how it must be kept apart. ``preload``: modules it finds loaded. ``retries``: after the sandbox's failures.
-    """
+def judge_completion(problem: Problem, completion: str, options: Options, *, finish: Finish, unfenced: bool) -> Verdict:
+    """The verdict on the program in a completion. Raises SandboxUnavailable where programs may not or cannot run so."""
     found = extract(completion, finish=finish, unfenced=unfenced)
-    options = Options(
-        score=score, seconds=seconds, total_seconds=total_seconds, memory_mb=memory_mb, output_kb=output_kb, level=level,
-        strict=strict, preload=tuple(preload), retries=retries,
-    )  # fmt: skip
     if found.program is None:
         # Data that cannot judge anything are told first, so that they are not mistaken for a bad answer.
         fault = _fault(problem.reference, options)
@@ -117,9 +88,9 @@ def judge_program(program: str, reference: str, options: Options) -> Verdict:
     )  # fmt: skip
     try:
         results = session.wait(results_of(bench, cases.prompt + program, cases))
-    except SandboxUnavailable as fault:
+    except SandboxUnavailable as trouble:
         # Whether the level can be had was asked when the judge was built: this is trouble of the moment.
-        return Verdict.of("infra", why=f"{fault.what} {fault.fix}"[:500], isolation="sandbox")
+        return Verdict.of("infra", why=f"{trouble.what} {trouble.fix}"[:500], isolation="sandbox")
     verdict = verdict_of(results, cases, options.score)
     isolation = sandbox.isolation_of(options.limits_at(level))
     evidence = {
@@ -151,7 +122,7 @@ def _fault(reference: str, options: Options) -> Verdict | None:
     return None
 
 
-def verdict_of(results: Sequence[Result], cases: Cases, score: Score) -> Verdict:
+def verdict_of(results: Sequence[Result], cases: Cases, score: str) -> Verdict:
     """One verdict of the cases' results. What is no fault of the program (the data's, the sandbox's) leaves it without a
     score, unless an earlier case has decided already."""
     total, passed = cases.count, sum(result.passed for result in results)
@@ -190,7 +161,7 @@ def _fitting(evidence: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def ready(args: Mapping[str, Any]) -> None:
+def check_ready(args: Mapping[str, Any]) -> None:
     """Raises ConfigError where programs may not or cannot run here as these arguments say: before anything is judged."""
     where = "verifier 'code'"
     try:

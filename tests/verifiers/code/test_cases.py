@@ -35,7 +35,7 @@ def one(**given: Any) -> dict[str, Any]:
         (one(tests=None), "tests is a list that is not empty, got None"),
         (one(tests=[{"stdin": "1"}]), "test 1 has no text stdout, and there is no checker"),
         (one(tests=[{"stdin": "1", "stdout": None}]), "test 1 has no text stdout"),
-        (one(tests=[{"stdin": "1", "stdout": " \n"}]), "a program that does nothing would pass it"),
+        (one(tests=[{"stdin": "1", "stdout": " \n"}]), "a program that does nothing would pass them all"),
         (one(tests=[{"stdin": 1, "stdout": "1"}]), "test 1 is {stdin: text, stdout: text}"),
         (one(tests=[{"input": "1", "stdout": "1"}]), "test 1 is {stdin: text, stdout: text}"),
         (one(tests=[3]), "test 1 is an object, got 3"),

@@ -63,7 +63,15 @@ def test_text_without_fences_only_where_the_spec_says_so() -> None:
 
 def test_bounds() -> None:
     assert extract(f"```python\n{'x' * MAX_PROGRAM}\n```").status == "too_large"
-    assert extract("x" * 4_000_001).status == "too_large"
+    assert extract("x" * 1_000_001).status == "too_large"
+
+
+@pytest.mark.parametrize(
+    "text", ["`" * 900_000, "~" * 900_000 + "\r\r", "`" * 800_000 + "python", "<think" * 150_000, "\n" * 900_000]
+)
+def test_long_runs_of_anything_take_no_longer_for_it(text: str) -> None:
+    """In time linear in the length: a square of it would be minutes, a verifier's time-out, and no verdict."""
+    assert extract(text).program is None
 
 
 @given(st.text(alphabet="`~pyx \n\r\t{<>", max_size=200), st.booleans(), st.sampled_from(["stop", "length"]))

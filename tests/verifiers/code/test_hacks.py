@@ -99,6 +99,20 @@ def test_ours_of_standard_streams(judge: Judge, program: str) -> None:
     assert judge(program, "stdio").score == 0.0
 
 
+def test_values_made_to_collide_cost_no_more_than_others(judge: Judge) -> None:
+    """A set of n such values takes n * n steps to fill, in the judge."""
+    program = "class S(set): pass\ndef f():\n    import json\n    return {'$': 1}\n"
+    program += (
+        "import os\nline = '{\"value\": {\"$set\": [' + ','.join(str(i * (2**61 - 1)) for i in range(40000)) + ']}}'\n"
+    )
+    program += "os.write(0, line.encode() + bytes([10]))"
+    found = judge(program, {"mode": "func", "entry": "f", "tests": [{"args": [], "expected": 3}]})
+    assert (found.score, found.why) == (
+        0.0,
+        "case 1 of 1: f(): returned keys that were made to collide, which is no plain data",
+    )
+
+
 def test_an_output_that_is_only_the_beginning_is_wrong(judge: Judge) -> None:
     cases = {"mode": "stdio", "tests": [{"stdin": "", "stdout": "1\n2\n3\n"}]}
     for compare in ("tokens", "exact"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from jurat.platform.errors import ConfigError
@@ -55,6 +58,40 @@ def test_decided_verdicts_are_kept_and_time_outs_are_not(local: LocalJudge) -> N
         found = local.verdict(PROBLEM, loop)
         assert (found.status, found.score, found.fault) == ("limit", 0.0, "policy")
     assert local._cache.hits == before + 1
+
+
+def zygotes() -> set[int]:
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        if any(word.endswith("sandbox/zygote.py") for word in process.info["cmdline"] or ()):
+            found.add(process.pid)
+    return found
+
+
+def test_nothing_is_left_of_a_worker_that_was_killed_at_its_deadline() -> None:
+    part = RewardPart(members=(Member(use="code", args={"seconds": 60.0, "total_seconds": 60.0}),))
+    before = zygotes()
+    with build_judge(part, spares=0, deadline=3.0) as judge:
+        found = judge.verdict(PROBLEM, "```python\nimport time\ntime.sleep(50)\n```")
+        assert (found.status, found.score, found.fault) == ("timeout", None, "verifier")
+    assert wait_for(lambda: not mine(before))
+
+
+def mine(before: set[int]) -> set[int]:
+    """Zygotes that came since: others may be judging on this machine, so those of living judges do not count."""
+    left = set()
+    for pid in zygotes() - before:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).ppid() == 1 or os.getpid() in [p.pid for p in psutil.Process(pid).parents()]:
+                left.add(pid)
+    return left
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not condition():
+        time.sleep(0.02)
+    return condition()
 
 
 def test_a_share_with_a_time_out_is_not_kept() -> None:
