@@ -120,7 +120,7 @@ def read_manifest(path: Path, only: Sequence[str] = ()) -> Manifest:
         raise DataError(f"no manifest of attacks: {fault!r}", where=str(path),
                         fix="it holds task {entry, func_tests, stdio_tests} and attacks [{id, kind, task, naive}]") from None  # fmt: skip
     if only:
-        known = {item.id for item in (*attacks, *benign)}
+        known = [*(a.id for a in attacks), *(b.id for b in benign)]
         strangers = [name for name in only if not any(item.startswith(name) for item in known)]
         if strangers:
             raise ConfigError(f"no program's id begins with {strangers[0]!r}", where=str(path),
@@ -302,7 +302,7 @@ class Canaries:
 
     def _look(self) -> dict[str, tuple[int, ...]]:
         """What lies in the watched folders: path -> mode, owner, size, time of the last change."""
-        found = {}
+        found: dict[str, tuple[int, ...]] = {}
         for folder in (self._at.canary, self._at.outside):
             for path in folder.iterdir() if folder.exists() else ():
                 with contextlib.suppress(FileNotFoundError):
@@ -653,10 +653,10 @@ def report(found: Sequence[Findings]) -> None:
     if rows:
         sys.stdout.write("\n")
         terminal.print_table(["level", "program", "kind", "as", "what got through"], rows)
-    rows = [(f.level, name, why) for f in found for name, why in f.skipped.items()]
-    if rows:
+    skipped = [(f.level, name, why) for f in found for name, why in f.skipped.items()]
+    if skipped:
         sys.stdout.write("\n")
-        terminal.print_table(["level", "skipped", "why"], rows)
+        terminal.print_table(["level", "skipped", "why"], skipped)
 
 
 # ---- the judge ---------------------------------------------------------------------------------------------------
@@ -694,11 +694,11 @@ class _Recorder:
     def isolation(self) -> Any:
         return self._sandbox.isolation
 
-    async def start(self, program: Any, limits: Any) -> Any:
+    async def start(self, program: Any, limits: Any = None) -> Any:
         self._started.append(await self._sandbox.start(program, limits))
         return self._started[-1]
 
-    async def run(self, program: Any, limits: Any) -> Any:
+    async def run(self, program: Any, limits: Any = None) -> Any:
         self.outcomes.append(await self._sandbox.run(program, limits))
         return self.outcomes[-1]
 

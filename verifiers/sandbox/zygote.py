@@ -22,7 +22,9 @@ if __name__ == "__main__":
     zygote.main()
 
 import _signal
+import _sitebuiltins
 import _socket
+import builtins
 import contextlib
 import ctypes
 import errno
@@ -95,6 +97,9 @@ class Box:
         self._packages = sorted({place for place in places if place})
         if not self._packages:
             sys.path[:] = [path for path in sys.path if path not in config["path"]]
+        # Started without site, which gives programs these two.
+        builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")
+        builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
         os.environ.clear()
         os.environ.update(_ENVIRON | {name: "1" for name in config["single"]})
 
