@@ -35,14 +35,6 @@ from typing import IO, Any
 
 from jurat.platform.errors import ConfigError, DataError, RunFailed
 
-CANARY = Path("/tmp/sbx_canary")
-EVIDENCE = Path("/tmp/sbx_evidence")
-WATCHED = (CANARY, Path("/var/tmp"))
-"""Nothing may appear, vanish or change in these."""
-DROPPINGS = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
-"""Where a program that got out may leave files called ``sbx_*``; they are removed after each run."""
-LISTENER = ("127.0.0.1", 48731)
-UDP = ("127.0.0.1", 48732)
 SECRET_VARIABLE = "SBX_CANARY_SECRET"
 VICTIM = "sbx_victim"
 MARK = b"PWNED"
@@ -60,6 +52,21 @@ SILENCE_SECONDS = 90.0
 """A judge that says nothing for so long hangs."""
 MODES = {"func": ("func",), "stdio": ("stdio",), "any": ("func", "stdio")}
 LEVELS = ("ns", "seccomp", "rlimits")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the canaries are; the programs of a manifest know these names."""
+
+    canary: Path = Path("/tmp/sbx_canary")
+    evidence: Path = Path("/tmp/sbx_evidence")
+    outside: Path = Path("/var/tmp")
+    """As in ``canary``, nothing may appear, vanish or change in it."""
+    droppings: tuple[Path, ...] = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+    """Where a program that got out may leave files called ``sbx_*``; they are removed after each run."""
+    tcp: tuple[str, int] = ("127.0.0.1", 48731)
+    udp: tuple[str, int] = ("127.0.0.1", 48732)
+    abstract: str = "\0sbx_canary"
 
 
 # ---- the manifest ------------------------------------------------------------------------------------------------
@@ -113,7 +120,7 @@ def read_manifest(path: Path, only: Sequence[str] = ()) -> Manifest:
         raise DataError(f"no manifest of attacks: {fault!r}", where=str(path),
                         fix="it holds task {entry, func_tests, stdio_tests} and attacks [{id, kind, task, naive}]") from None  # fmt: skip
     if only:
-        known = {item.id for item in (*attacks, *benign)}
+        known = [*(a.id for a in attacks), *(b.id for b in benign)]
         strangers = [name for name in only if not any(item.startswith(name) for item in known)]
         if strangers:
             raise ConfigError(f"no program's id begins with {strangers[0]!r}", where=str(path),
@@ -191,49 +198,54 @@ class Findings:
 class Canaries:
     """What the programs are after, for as long as the ``with`` block lasts."""
 
-    def __init__(self, uid: int | None) -> None:
-        self._uid = uid
+    def __init__(self, places: Places, uid: int | None) -> None:
+        self._at, self._uid = places, uid
         self.secret = f"SBX_CANARY_{secrets.token_hex(8)}"
         self.file_secret = f"SBX_FILE_{secrets.token_hex(8)}"
         self._contacts: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._over = threading.Event()
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Canaries:
         with contextlib.ExitStack() as stack:
             try:
                 # The port is taken first: it also says that no other attack is under way on this machine.
-                sockets = self._listen(stack, (socket.AF_INET, socket.SOCK_STREAM, LISTENER))
+                sockets = self._listen(stack, (socket.AF_INET, socket.SOCK_STREAM, self._at.tcp))
             except OSError as fault:
                 raise ConfigError(
-                    f"port {LISTENER[1]} cannot be listened on: {fault.strerror}", where=LISTENER[0],
+                    f"port {self._at.tcp[1]} cannot be listened on: {fault.strerror}", where=self._at.tcp[0],
                     fix="wait for another jurat sandbox attack to end",
                 ) from None  # fmt: skip
-            for folder in (CANARY, EVIDENCE):
+            for folder in (self._at.canary, self._at.evidence):
                 _empty(folder)
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            (CANARY / "secret.txt").write_text(self.file_secret + "\n", encoding="utf-8")
-            (CANARY / "secret.txt").chmod(0o644)
+            secret = self._at.canary / "secret.txt"
+            secret.write_text(self.file_secret + "\n", encoding="utf-8")
+            secret.chmod(0o644)
             if self._uid is not None:
-                os.chown(CANARY / "secret.txt", self._uid, -1)  # the judge's own file: the mode is no protection
+                os.chown(secret, self._uid, -1)  # the judge's own file: the mode is no protection
             for kind, address in (
-                (socket.SOCK_STREAM, "\0sbx_canary"), (socket.SOCK_STREAM, str(CANARY / "sock")),
-                (socket.SOCK_DGRAM, "\0sbx_canary_dgram"), (socket.SOCK_DGRAM, str(CANARY / "dgram")),
+                (socket.SOCK_STREAM, self._at.abstract), (socket.SOCK_STREAM, str(self._at.canary / "sock")),
+                (socket.SOCK_DGRAM, self._at.abstract + "_dgram"), (socket.SOCK_DGRAM, str(self._at.canary / "dgram")),
             ):  # fmt: skip
                 sockets += self._listen(stack, (socket.AF_UNIX, kind, address))
                 if not address.startswith("\0"):
                     os.chmod(address, 0o777)
-            sockets += self._listen(stack, (socket.AF_INET, socket.SOCK_DGRAM, UDP))
+            sockets += self._listen(stack, (socket.AF_INET, socket.SOCK_DGRAM, self._at.udp))
             for heard, name in sockets:
-                threading.Thread(target=self._hear, args=(heard, name), daemon=True).start()
+                ear = threading.Thread(target=self._hear, args=(heard, name), daemon=True)
+                ear.start()
+                stack.callback(ear.join)
+            stack.callback(self._over.set)
             self._victim = self._bear()
             stack.callback(lambda: _end(self._victim))
             self._stack = stack.pop_all()
-        self._seen = _look()
+        self._seen = self._look()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-        _sweep()
+        self._sweep()
 
     def _listen(self, stack: contextlib.ExitStack, how: tuple[int, int, Any]) -> list[tuple[socket.socket, str]]:
         family, kind, address = how
@@ -245,16 +257,17 @@ class Canaries:
         return [(made, repr(address))]
 
     def _hear(self, heard: socket.socket, name: str) -> None:
-        """Answer whoever comes, and note that somebody did; ends when the socket is closed."""
-        with contextlib.suppress(OSError):
-            while True:
+        """Answer whoever comes, and note that somebody did."""
+        heard.settimeout(0.2)
+        while not self._over.is_set():
+            with contextlib.suppress(OSError):
                 if heard.type == socket.SOCK_DGRAM:
                     heard.recvfrom(64)
                     self._contacts.put(name)
                     continue
                 peer, _ = heard.accept()
                 self._contacts.put(name)
-                with contextlib.suppress(OSError), peer:
+                with peer:
                     peer.settimeout(1.0)
                     peer.recv(4096)
                     peer.sendall(b"HTTP/1.0 200 OK\r\n\r\nSBX credentials\n")
@@ -267,7 +280,7 @@ class Canaries:
 
     def disturbed(self) -> Iterator[tuple[str | None, str]]:
         """What has happened since the last call: (the attack that said so itself, what). Then all is as before."""
-        for file in sorted(EVIDENCE.iterdir()):
+        for file in sorted(self._at.evidence.iterdir()) if self._at.evidence.exists() else ():
             yield file.name, f"left evidence: {_shown(_read(file))}"
         contacts = set()
         with contextlib.suppress(queue.Empty):
@@ -275,7 +288,7 @@ class Canaries:
                 contacts.add(self._contacts.get_nowait())
         for name in sorted(contacts):
             yield None, f"reached the socket {name}"
-        now = _look()
+        now = self._look()
         for path in sorted({*now, *self._seen}):
             if now.get(path) != self._seen.get(path):
                 how = "changed" if path in now and path in self._seen else "made" if path in now else "removed"
@@ -283,38 +296,36 @@ class Canaries:
         if self._victim.poll() is not None:
             yield None, "killed another process"
             self._victim = self._bear()
-        _empty(EVIDENCE)
-        _sweep()
-        self._seen = _look()
+        _empty(self._at.evidence)
+        self._sweep()
+        self._seen = self._look()
+
+    def _look(self) -> dict[str, tuple[int, ...]]:
+        """What lies in the watched folders: path -> mode, owner, size, time of the last change."""
+        found: dict[str, tuple[int, ...]] = {}
+        for folder in (self._at.canary, self._at.outside):
+            for path in folder.iterdir() if folder.exists() else ():
+                with contextlib.suppress(FileNotFoundError):
+                    at = path.lstat()
+                    found[str(path)] = (at.st_mode, at.st_uid, at.st_nlink, at.st_size, at.st_mtime_ns)
+        return found
+
+    def _sweep(self) -> None:
+        for folder in self._at.droppings:
+            for path in folder.glob("sbx_*"):
+                if path not in (self._at.canary, self._at.evidence):
+                    with contextlib.suppress(OSError):
+                        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for path in self._at.canary.iterdir() if self._at.canary.exists() else ():
+            if path.name not in ("secret.txt", "sock", "dgram"):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def _empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o777, exist_ok=True)
     folder.chmod(0o777)
-
-
-def _look() -> dict[str, tuple[int, ...]]:
-    """What lies in the watched folders: path -> mode, owner, size, time of the last change."""
-    found = {}
-    for folder in WATCHED:
-        for path in folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                at = path.lstat()
-                found[str(path)] = (at.st_mode, at.st_uid, at.st_nlink, at.st_size, at.st_mtime_ns)
-    return found
-
-
-def _sweep() -> None:
-    for folder in DROPPINGS:
-        for path in folder.glob("sbx_*"):
-            if path not in (CANARY, EVIDENCE):
-                with contextlib.suppress(OSError):
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    for path in CANARY.iterdir() if CANARY.exists() else ():
-        if path.name not in ("secret.txt", "sock", "dgram"):
-            with contextlib.suppress(OSError):
-                path.unlink()
 
 
 def _read(file: Path) -> bytes:
@@ -326,7 +337,8 @@ def _read(file: Path) -> bytes:
 
 
 def _shown(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace").strip()[:160]
+    """The first line, cut."""
+    return raw.decode("utf-8", "replace").strip().partition("\n")[0][:160]
 
 
 def _as_user(uid: int | None) -> dict[str, Any]:
@@ -375,7 +387,7 @@ class JudgeProcess:
         # Importable from wherever the conductor is, with no current folder in the path.
         env = {key: value for key, value in os.environ.items() if not key.startswith("JURAT_")}
         env |= {SECRET_VARIABLE: secret, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         try:
             self._process = subprocess.Popen(
@@ -436,12 +448,17 @@ class JudgeProcess:
 
 
 def conduct(
-    manifest: Manifest, levels: Sequence[str], *, uid: int | None = None, tell: Callable[[str], None] = lambda _: None
+    manifest: Manifest,
+    levels: Sequence[str],
+    *,
+    uid: int | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    places: Places = Places(),
 ) -> list[Findings]:
     """Every program of the manifest at every level, one after another. ``tell`` hears of each before it starts."""
     if not sys.platform.startswith("linux"):
         raise RunFailed(f"no sandbox on {sys.platform}", where="jurat sandbox attack", fix="run it on Linux")
-    with Canaries(uid) as canaries:
+    with Canaries(places, uid) as canaries:
         return [_Level(level, manifest, canaries, uid, tell).run() for level in levels]
 
 
@@ -502,20 +519,22 @@ class _Level:
         # What only takes time is not given it again for each case.
         self._breach(attack, mode, self._grade(attack.text, mode, whole=attack.kind != "resource"))
         self._note(attack, mode)
-        after = self._grade(self._honest[mode], mode)
+        after = self._grade(self._honest[mode], mode, seconds=0.0)
         if after.get("score") != 1.0:
             self._add(
                 attack, mode, f"an honest program after it got {after.get('status', after)}: {after.get('why', '')}"
             )
 
-    def _grade(self, text: str, mode: str, *, stamp: str = "", whole: bool = True) -> dict[str, Any]:
+    def _grade(
+        self, text: str, mode: str, *, stamp: str = "", whole: bool = True, seconds: float = SECONDS
+    ) -> dict[str, Any]:
         """The judge's answer; one that dies is a breach of its own, and another takes its place."""
         self._found.runs += 1
         cases = dict(self._manifest.cases[mode])
         if stamp and mode == "stdio":
             cases["tests"] = [{**test, "stdin": test["stdin"] + f"\n# {stamp}\n"} for test in cases["tests"]]
         try:
-            return self._judge.ask(do="grade", text=text, cases=cases, seconds=SECONDS, whole=whole)
+            return self._judge.ask(do="grade", text=text, cases=cases, seconds=seconds, whole=whole)
         except JudgeDied as death:
             self._judge.close()
             self._judge = JudgeProcess(self._canaries.secret, self._uid)
@@ -527,36 +546,8 @@ class _Level:
         for _ in range(2):
             if said.get("slowest", 0.0) > SECONDS + GRACE_SECONDS and not reward:
                 said |= {"slowest": self._grade(attack.text, mode, whole=False).get("slowest", said["slowest"])}
-        for what in self._wrong_with(said, reward):
+        for what in wrong_with(said, reward=reward, secrets=(self._canaries.secret, self._canaries.file_secret)):
             self._add(attack, mode, what)
-
-    def _wrong_with(self, said: Mapping[str, Any], reward: float) -> Iterator[str]:
-        if "died" in said:
-            yield f"the judge died: {said['died']}"
-            return
-        if "error" in said:
-            yield f"the judge failed: {said['error']}"
-            return
-        if said["score"] != reward:
-            yield f"score {said['score']} ({said['status']}: {said['why']}), expected {reward:g}"
-        yield from (f"printed {line}" for line in said["pwned"])
-        for secret in (self._canaries.secret, self._canaries.file_secret):
-            if secret in said["report"]:
-                yield "the report holds a secret"
-        if said["raw"]:
-            yield "the report holds raw control characters"
-        if said["report"] == "":
-            yield "the report is no JSON"
-        if said["slowest"] > SECONDS + GRACE_SECONDS:
-            yield f"a run took {said['slowest']:.2f} s with a limit of {SECONDS:g} s"
-        if said["kept_bytes"] > said["cap_bytes"]:
-            yield f"{said['kept_bytes']:,} bytes of output were kept, the cap is {said['cap_bytes']:,}"
-        if said["grown_bytes"] > JUDGE_GROWTH_BYTES:
-            yield f"the judge grew by {said['grown_bytes'] >> 20} MiB"
-        if said["left"]:
-            yield f"left processes: {', '.join(said['left'])}"
-        if said["descriptors"] > 0:
-            yield f"left {said['descriptors']} open descriptors in the judge"
 
     def _note(self, attack: Attack, mode: str) -> None:
         kinds = {a.id: a for a in self._manifest.attacks}
@@ -590,6 +581,36 @@ class _Level:
                 self._found.writers.append(benign.id)
             else:
                 self._found.failed[benign.id] = f"{said.get('status', said.get('error'))}: {said.get('why', '')}"
+
+
+def wrong_with(said: Mapping[str, Any], *, reward: float = 0.0, secrets: Sequence[str] = ()) -> Iterator[str]:
+    """What a program got away with, as far as the judge itself can tell: nothing, if the sandbox holds."""
+    if "died" in said:
+        yield f"the judge died: {said['died']}"
+        return
+    if "error" in said:
+        yield f"the judge failed: {said['error']}"
+        return
+    if said["score"] != reward:
+        yield f"score {said['score']} ({said['status']}: {said['why']}), expected {reward:g}"
+    yield from (f"printed {line}" for line in said["pwned"])
+    for secret in secrets:
+        if secret in said["report"]:
+            yield "the report holds a secret"
+    if said["raw"]:
+        yield "the report holds raw control characters"
+    if said["report"] == "":
+        yield "the report is no JSON"
+    if said["slowest"] > SECONDS + GRACE_SECONDS:
+        yield f"a run took {said['slowest']:.2f} s with a limit of {SECONDS:g} s"
+    if said["kept_bytes"] > said["cap_bytes"]:
+        yield f"{said['kept_bytes']:,} bytes of output were kept, the cap is {said['cap_bytes']:,}"
+    if said["grown_bytes"] > JUDGE_GROWTH_BYTES:
+        yield f"the judge grew by {said['grown_bytes'] >> 20} MiB"
+    if said["left"]:
+        yield f"left processes: {', '.join(said['left'])}"
+    if said["descriptors"] > 0:
+        yield f"left {said['descriptors']} open descriptors in the judge"
 
 
 def _needs(benign: Benign) -> list[str]:
@@ -632,10 +653,10 @@ def report(found: Sequence[Findings]) -> None:
     if rows:
         sys.stdout.write("\n")
         terminal.print_table(["level", "program", "kind", "as", "what got through"], rows)
-    rows = [(f.level, name, why) for f in found for name, why in f.skipped.items()]
-    if rows:
+    skipped = [(f.level, name, why) for f in found for name, why in f.skipped.items()]
+    if skipped:
         sys.stdout.write("\n")
-        terminal.print_table(["level", "skipped", "why"], rows)
+        terminal.print_table(["level", "skipped", "why"], skipped)
 
 
 # ---- the judge ---------------------------------------------------------------------------------------------------
@@ -648,7 +669,7 @@ def serve() -> None:
 
     # What a program leaves behind becomes a child of this process, and so is seen.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-    judge = _Judge()
+    judge = Judge()
     with os.fdopen(os.dup(1), "wb", buffering=0) as out, asyncio.Runner() as runner:
         os.dup2(2, 1)
         for line in sys.stdin.buffer:
@@ -673,11 +694,11 @@ class _Recorder:
     def isolation(self) -> Any:
         return self._sandbox.isolation
 
-    async def start(self, program: Any, limits: Any) -> Any:
+    async def start(self, program: Any, limits: Any = None) -> Any:
         self._started.append(await self._sandbox.start(program, limits))
         return self._started[-1]
 
-    async def run(self, program: Any, limits: Any) -> Any:
+    async def run(self, program: Any, limits: Any = None) -> Any:
         self.outcomes.append(await self._sandbox.run(program, limits))
         return self.outcomes[-1]
 
@@ -687,13 +708,15 @@ class _Recorder:
             self.outcomes.append(await running.wait())
 
 
-class _Judge:
+class Judge:
     """A sandbox, and the verifier ``code`` on top of it."""
 
     SLOTS = 2
 
     def __init__(self) -> None:
         self._sandbox: Any = None
+        self._told: set[int] = set()
+        """Processes that an earlier run left, and that were told then."""
         self._zygotes: set[int] = set()
         """Process ids of all zygotes so far."""
 
@@ -771,9 +794,10 @@ class _Judge:
                 with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
                     if process.status() == psutil.STATUS_ZOMBIE and process.pid not in self._zygotes:
                         os.waitpid(process.pid, os.WNOHANG)  # an orphan, elsewhere init's to bury
-                    elif process.pid not in own:
+                    elif process.pid not in own | self._told:
                         found.append(f"{process.pid} {process.name()}")
             if not found or time.monotonic() > until:
+                self._told |= {int(line.split()[0]) for line in found}
                 return found
             await asyncio.sleep(0.02)
 

@@ -131,7 +131,9 @@ def attack(
     else:
         report(found)
     if all(f.unavailable for f in found):
-        raise ConfigError("none of the levels can be had here", where="jurat sandbox attack", fix="jurat doctor says what is missing")
+        raise ConfigError(
+            "none of the levels can be had here", where="jurat sandbox attack", fix="jurat doctor says what is missing"
+        )
     if any(f.broken for f in found):
         raise typer.Exit(GateFailed.exit_code)
 

@@ -16,7 +16,8 @@ noise of the machine hits all alike, and takes the median of the rounds; the way
 - ``exec`` in a forked process, the way of OpenAI's human-eval: no isolation, names of ``os`` and ``subprocess`` set to None.
 
 *Latency* is that of one run with nothing else under way. *Overhead* is latency less what the program itself takes in a
-warm interpreter, which for the trivial program is under 0.1 ms. CPU is that of all processes concerned, the judge's too.
+warm interpreter, which for the trivial program is under 0.1 ms. CPU is that of all processes concerned, the judge's too; bubblewrap
+reaps its program itself, out of sight, so that its figure is too low.
 """
 
 from __future__ import annotations
@@ -76,7 +77,11 @@ def show(rows: Sequence[Row]) -> None:
     cells = [[_cell(row.get(key, "")) for key in keys] for row in rows]
     widths = [max(len(key), *(len(row[i]) for row in cells)) for i, key in enumerate(keys)]
     for line in ([key for key in keys], *cells):
-        print("  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))))
+        print(
+            "  ".join(
+                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+            )
+        )
 
 
 def _cell(value: Any) -> str:
@@ -150,7 +155,11 @@ def _execute(given: str, result: Any) -> None:
     import builtins
 
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-    for module, names in ((os, "kill system fork remove rename chmod chown unlink rmdir"), (shutil, "rmtree move"), (subprocess, "Popen")):
+    for module, names in (
+        (os, "kill system fork remove rename chmod chown unlink rmdir"),
+        (shutil, "rmtree move"),
+        (subprocess, "Popen"),
+    ):
         for name in names.split():
             setattr(module, name, None)
     builtins.exit = builtins.quit = None  # type: ignore[assignment]
@@ -164,9 +173,16 @@ def bubblewrap() -> Command | None:
     found = shutil.which("bwrap")
     if found is None:
         return None
-    folders = [folder for folder in ("/usr", "/lib", "/lib64", "/bin") if os.path.isdir(folder) and not os.path.islink(folder)]
+    folders = [
+        folder for folder in ("/usr", "/lib", "/lib64", "/bin") if os.path.isdir(folder) and not os.path.islink(folder)
+    ]
     folders += [folder for folder in (sys.base_prefix, sys.prefix) if not folder.startswith("/usr")]
-    links = [part for name in ("lib", "lib64", "bin") if os.path.islink(f"/{name}") for part in ("--symlink", f"usr/{name}", f"/{name}")]
+    links = [
+        part
+        for name in ("lib", "lib64", "bin")
+        if os.path.islink(f"/{name}")
+        for part in ("--symlink", f"usr/{name}", f"/{name}")
+    ]
     binds = [part for folder in dict.fromkeys(folders) for part in ("--ro-bind", folder, folder)]
     command = [found, "--unshare-all", "--die-with-parent", "--new-session", *binds, *links, "--dev", "/dev", "--tmpfs", "/tmp",
                "--cap-drop", "ALL", "--chdir", "/tmp", *PLAIN]  # fmt: skip
@@ -245,11 +261,18 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 # ---- calls and test code -----------------------------------------------------------------------------------------
 
-CALLS = {"mode": "func", "entry": "f", "tests": [{"args": [n, [n, str(n)]], "expected": [n * n, str(n)]} for n in range(20)]}
-SPLIT = {
-    "mode": "check", "entry": "f",
-    "test": "def check(candidate):\n    for n in range(20):\n        got = candidate(n, [n, str(n)])\n        assert got == [n * n, str(n)]\n",
-}  # fmt: skip
+CALLS = {
+    "mode": "func",
+    "entry": "f",
+    "tests": [{"args": [n, [n, str(n)]], "expected": [n * n, str(n)]} for n in range(20)],
+}
+TEST = """
+def check(candidate):
+    for n in range(20):
+        got = candidate(n, [n, str(n)])
+        assert got == [n * n, str(n)]
+"""
+SPLIT = {"mode": "check", "entry": "f", "test": TEST}
 SQUARES = "def f(n, more): return [n * n, more[1]]\n"
 
 
@@ -264,7 +287,14 @@ async def functions(args: argparse.Namespace) -> list[Row]:
                 results = await results_of(_bench(sandbox), SQUARES, parsed)
                 took.append(1e3 * (time.perf_counter() - began))
                 assert all(result.passed for result in results), results
-            rows.append({"what": f"{name}, {level}", "p50 ms": quantile(took, 0.5), "p95 ms": quantile(took, 0.95), "min ms": min(took)})
+            rows.append(
+                {
+                    "what": f"{name}, {level}",
+                    "p50 ms": quantile(took, 0.5),
+                    "p95 ms": quantile(took, 0.95),
+                    "min ms": min(took),
+                }
+            )
         sandbox.close()
     return rows
 
@@ -274,18 +304,20 @@ def _bench(sandbox: Sandbox, **limits: Any) -> Bench:
 
 
 async def start(args: argparse.Namespace) -> list[Row]:
+    """Until the first program has run. The first time in a process a level is also probed and attacked: told apart."""
     rows = []
     for level in args.levels:
         for preload in ((), ("numpy",)):
             took = []
-            for _ in range(args.runs or 5):
+            for _ in range((args.runs or 5) + 1):
                 began = time.perf_counter()
                 sandbox = open_sandbox(level, slots=1, preload=preload)
                 outcome = await sandbox.run(Program(text=TRIVIAL, stdin=b"1 2\n"))
                 took.append(1e3 * (time.perf_counter() - began))
                 assert outcome.stdout == b"3\n", outcome
                 sandbox.close()
-            rows.append({"what": f"{level}, {' '.join(preload) or 'nothing'} preloaded", "p50 ms": quantile(took, 0.5), "max ms": max(took)})
+            what = f"{level}, {' '.join(preload) or 'nothing'} preloaded"
+            rows.append({"what": what, "first ms": took[0], "p50 ms": quantile(took[1:], 0.5), "max ms": max(took[1:])})
     return rows
 
 
@@ -295,8 +327,11 @@ HOSTILE = {
     "sleeps": "import time\ntime.sleep(100)\n",
     "loops": "while True: pass\n",
     "loops in C": "import itertools\nsum(itertools.repeat(1))\n",
-    "ignores signals": "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\n"
-                       "while True: pass\n",
+    "ignores signals": """
+import signal
+for s in {*range(1, 65)} - {9, 19, 32, 33}: signal.signal(s, signal.SIG_IGN)
+while True: pass
+""",
     "prints 1 GB": "import os\nb = b'x' * (1 << 20)\nfor _ in range(1024): os.write(1, b)\n",
     "prints for ever": "import os\nb = b'x' * 65536\nwhile True: os.write(2, b)\n",
 }  # fmt: skip
@@ -329,14 +364,26 @@ def memory_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
+STREWN = (
+    "import time\ntime.sleep(100)",
+    "while True: pass",
+    "b = bytearray(1 << 31)",
+    "import os\nos._exit(7)",
+    "import ctypes\nctypes.string_at(0)",
+    "import os\nos.kill(os.getpid(), 9)",
+    "import os\nwhile True: os.write(1, b'x' * 65536)",
+    "import os\nos.closerange(0, 99)\nwhile True: pass",
+    "import ctypes\nctypes.CDLL(None).ptrace(0, 0, 0, 0)",
+    "(",
+    "import os\nfor n in range(99): os.close(os.open(str(n), os.O_CREAT | os.O_WRONLY))",
+    "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(9,)).start()",
+)
+
+
 async def soak(args: argparse.Namespace) -> list[Row]:
     """Trivial programs with hostile ones strewn in by a fixed rule; what is held is counted after a tenth and at the end."""
     count, rows = args.runs or 20_000, []
     every = max(1, round(1 / args.hostile)) if args.hostile else 0
-    hostile = ["import time\ntime.sleep(100)", "while True: pass", "b = bytearray(1 << 31)", "import os\nos._exit(7)",
-               "import ctypes\nctypes.string_at(0)", "import os\nos.kill(os.getpid(), 9)", "import os\nwhile True: os.write(1, b'x' * 65536)",
-               "import os\nos.closerange(0, 99)\nwhile True: pass", "import ctypes\nctypes.CDLL(None).syscall(101, 0, 0, 0, 0)", "(",
-               "import os\nfor n in range(99):\n    os.close(os.open(str(n), os.O_CREAT | os.O_WRONLY))"]  # fmt: skip
     for level in args.levels:
         sandbox = open_sandbox(level)
         results: dict[int, str] = {}
@@ -346,8 +393,10 @@ async def soak(args: argparse.Namespace) -> list[Row]:
             bad = 0
             for index in indices:
                 if every and index % every == every - 1:
-                    text = hostile[index // every % len(hostile)]
-                    outcome = await sandbox.run(Program(text=text), Limits(wall_seconds=0.3, cpu_seconds=1.0, memory_bytes=1 << 29))
+                    text = STREWN[index // every % len(STREWN)]
+                    outcome = await sandbox.run(
+                        Program(text=text), Limits(wall_seconds=0.3, cpu_seconds=1.0, memory_bytes=1 << 29)
+                    )
                     bad += outcome.ending == "infra_error"
                 else:
                     outcome = await sandbox.run(Program(text=TRIVIAL, stdin=b"%d 7\n" % index))
@@ -400,7 +449,11 @@ async def humaneval(args: argparse.Namespace) -> list[Row]:
         for name, body in (("canonical", "canonical_solution"), ("pass", None)):
             said[name] = []
             for task in tasks:
-                cases = parse(json.dumps({"mode": "check", "entry": task["entry_point"], "prompt": task["prompt"], "test": task["test"]}))
+                cases = parse(
+                    json.dumps(
+                        {"mode": "check", "entry": task["entry_point"], "prompt": task["prompt"], "test": task["test"]}
+                    )
+                )
                 text = task["prompt"] + (task[body] if body else "    pass\n")
                 results = await results_of(_bench(sandbox), text, cases)
                 if results and all(result.passed for result in results):
