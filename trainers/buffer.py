@@ -8,7 +8,7 @@ after the loop has taken (and the allocator has seen) the last one: which versio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +26,10 @@ class Buffer:
     last_step: int
     stop: asyncio.Event
     lockstep: bool = False
-    grace: float = 10.0
-    """Seconds that a stop leaves a version which waits for batches in flight."""
     planned: int = field(init=False)
     """Steps below this are planned."""
     settled: frozenset[int] = frozenset()
-    """In lockstep: steps whose batches were whole when the last version was published, or that a stop did not wait for."""
+    """In lockstep: steps whose batches were whole when the last version was published."""
     tasks: dict[int, asyncio.Task[Batch]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,22 +71,23 @@ class Buffer:
             await asyncio.wait([before])
         return await self.source.batch(step)
 
-    async def settle(self) -> bool:
-        """In lockstep, to be awaited before a version is published: the end of all batches in flight, and whether it came.
+    async def settle(self, waiting: Callable[[], None] = lambda: None) -> None:
+        """In lockstep, to be awaited before a version is published: the end of all batches in flight.
 
-        A stop leaves them ``grace`` seconds. Rows that are not whole by then go on under the next version, in a run that
-        resumes, from what they had.
+        A stop does not cut them, as the version that must draw them is about to be gone; ``waiting`` is told of it.
         """
-        whole = True
         if self.tasks:
             ended = asyncio.create_task(asyncio.wait(self.tasks.values()))
             stopped = asyncio.create_task(self.stop.wait())
-            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({ended}, timeout=self.grace)
-            whole = ended.done()
-            ended.cancel(), stopped.cancel()
+            try:
+                await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done():
+                    waiting()
+                await ended
+            finally:
+                ended.cancel()
+                stopped.cancel()
         self.settled = frozenset(self.tasks)
-        return whole
 
     async def cancel(self) -> None:
         """Abort everything in flight; plans stay."""

@@ -31,6 +31,8 @@ from jurat.trainers.samples import Algorithm, annotate
 from jurat.trainers.saving import Saving
 from jurat.trainers.timeline import waited
 
+SETTLING = "in lockstep what is in flight ends before the next version; stopped at once, the run goes on from its last checkpoint"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -145,11 +147,7 @@ async def train(
             run.limits.check_updates(reports, reporter)
             faults.point("loop.between_update_and_publish")
             if buffer.lockstep:
-                if not await buffer.settle():
-                    reporter.note(
-                        f"stopped before the batches in flight were whole: their rows end under version {step + 1} when the "
-                        "run resumes, and its numbers are not those of a run that was not stopped"
-                    )
+                await buffer.settle(lambda: reporter.note(SETTLING))
                 clock.lap("batch")
             version = step + 1
             await link.publish(version)

@@ -18,9 +18,9 @@ def interrupt() -> None:
 
 class Screen:
     """Keeps what it hears. ``stop``: the version at which it presses Ctrl-C, or a function of (stage, version) that says so,
-    asked with 0 when a stage begins. ``after``: {version: what is done then}."""
+    asked with 0 when a stage begins. ``after``: {version or note: what is done then}."""
 
-    def __init__(self, stop: Stop = None, *, after: Mapping[int, Callable[[], object]] | None = None) -> None:
+    def __init__(self, stop: Stop = None, *, after: Mapping[int | str, Callable[[], object]] | None = None) -> None:
         self.starts: list[Mapping[str, Any]] = []
         self.steps: list[StepReport] = []
         self.evaluations: list[Evaluation] = []
@@ -44,6 +44,7 @@ class Screen:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+        self._after.get(text, lambda: None)()
 
     def _reached(self, version: int) -> None:
         if version in self._after:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,8 @@ from jurat.platform.config import override, validate
 from jurat.platform.runs.rollouts import read
 from jurat.platform.runs.store import Store
 from jurat.platform.types import PHASES
-from jurat.trainers import launch, prepare, stage
-from jurat.trainers.buffer import Buffer
+from jurat.trainers import launch, prepare
+from jurat.trainers.loop import SETTLING
 from jurat.trainers.metrics import is_timed
 from screens import Screen, interrupt
 
@@ -261,20 +260,28 @@ class Hanging(Delays):
         return asyncio.Event().wait() if most and max(self.published) >= 2 else asyncio.sleep(0)
 
 
-def test_in_lockstep_a_stop_does_not_wait_for_rows_that_do_not_end(train, monkeypatch):
-    """Ctrl-C in the third step: it ends in a checkpoint, which keeps the rows of the batch in flight."""
-    settings = {**LOCKSTEP, "engine.max_lag": 1}
+class Gone(Exception):
+    pass
+
+
+def gone():
+    raise Gone
+
+
+def test_in_lockstep_a_stop_waits_and_what_ends_the_wait_costs_a_step(train, monkeypatch):
+    """Ctrl-C in the third step, whose rows in flight never end: from the checkpoint of the second it goes on as a run that
+    nobody stopped."""
+    settings = {**LOCKSTEP, "engine.max_lag": 1, "checkpoint.every": 1}
+    whole = train("a", **settings)
     with monkeypatch.context() as patch:
         patch.setenv("JURAT_FAULT", "loop.between_update_and_publish:3:INT")
         patch.setattr(faults, "_visits", {})
-        patch.setattr(stage, "Buffer", partial(Buffer, grace=0.0))
-        _, first, _, screen = train(**settings, delays=Hanging(judge=1.0))
-    assert [report.step for report in first] == [0, 1, 2]
-    assert any(note.startswith("stopped before the batches in flight were whole") for note in screen.notes)
-    rows, again, _, _ = train(resume="r")
-    assert [report.step for report in again] == [3, 4]
-    check_once(rows, 5, 12, 1)
-    assert {span.version for row in rows if row.step == 3 for span in row.scored.rollout.spans} <= {2, 3}
+        with pytest.raises(Gone):
+            train("b", **settings, delays=Hanging(judge=1.0), after={SETTLING: gone})
+    rows, reports, state, _ = train("b", resume="r")
+    assert [report.step for report in reports] == [2, 3, 4]
+    assert numbers(rows) == numbers(whole[0])
+    assert state == whole[2]
 
 
 def test_with_a_lag_a_checkpoint_keeps_rows_in_flight_and_the_run_goes_on_from_them(train, tmp_path):
