@@ -10,6 +10,7 @@ Nothing of a program passes through here, as what did would stay in this heap an
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 if __name__ == "__main__":
@@ -17,9 +18,7 @@ if __name__ == "__main__":
     _package = type(sys)("_jurat_box")
     _package.__path__ = [__file__.rpartition("/")[0]]
     sys.modules["_jurat_box"] = _package
-    from _jurat_box import zygote
-
-    zygote.main()
+    importlib.import_module("_jurat_box.zygote").main()
 
 import _signal
 import _socket
@@ -67,7 +66,7 @@ class Box:
         self._was = os.geteuid()
         self._preload(config)
         self.mapped = int(_text("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        self._readable = [path for path in self._trees() if os.path.exists(path)]
+        self._trees, self._hidden = _library()
         if self.level == "ns":
             self._namespaces()
         elif self.level == "seccomp":
@@ -94,12 +93,6 @@ class Box:
             sys.path[:] = [path for path in sys.path if path not in config["path"]]
         os.environ.clear()
         os.environ.update(_ENVIRON | {name: "1" for name in config["single"]})
-
-    def _trees(self) -> list[str]:
-        library = os.path.dirname(os.__file__)
-        places = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", f"{sys.base_prefix}/lib", library, "/usr/share/zoneinfo"]
-        places += ["/etc/ld.so.cache", "/etc/localtime", *_DEVICES, *self._packages]
-        return list(dict.fromkeys(places))
 
     # -- level ns
 
@@ -153,8 +146,14 @@ class Box:
         root = "/proc"  # any folder that exists and from which nothing is taken
         _step("private mounts", lambda: _mount("none", "/", None, _REC | _PRIVATE))
         _step("tmpfs", lambda: _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755"))
-        for path in self._readable:
+        for path in self._trees:
             _step(f"bind {path}", lambda path=path: _bind(path, root + path))
+        for path in self._hidden:
+            _step(f"hide {path}", lambda path=path: _mount("tmpfs", root + path, "tmpfs", _NOSUID | _NODEV, "size=64k"))
+        for path in self._packages:
+            _step(f"bind {path}", lambda path=path: _bind(path, root + path))
+        for path in self._hidden:
+            _mount("none", root + path, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
         for folder in (BOX, WORK, "/proc", "/dev", "/etc"):
             os.makedirs(root + folder, exist_ok=True)
         if not os.path.lexists(root + "/tmp"):
@@ -196,7 +195,15 @@ class Box:
             raise Failed(f"seccomp: no table of system calls for {syscalls.MACHINE}")
         if version:
             writable = [BOX, "/dev/null"] if self.level == "ns" else ["/dev/null"]
-            self.ruleset = _step("landlock", lambda: landlock.ruleset(version, self._readable, writable))
+            readable, listed = self._trees, ["/"]
+            if self.level != "ns":
+                # Nothing is mounted over what is hidden: leave it out, by naming all that is around it.
+                listed = [tree for tree in readable if _around(tree, self._hidden) != [tree]]
+                readable = [part for tree in readable for part in _around(tree, self._hidden)]
+            readable = [*readable, *self._packages]
+            self.ruleset = _step(
+                "landlock", lambda: landlock.ruleset(version, readable=readable, writable=writable, listed=listed)
+            )
         arch = syscalls.AUDIT[syscalls.MACHINE]
         contained = self.level == "ns"
         base = seccomp.pack(seccomp.assemble(seccomp.base_rules(syscalls.NUMBERS), seccomp.EPERM, arch))
@@ -247,8 +254,8 @@ def main() -> NoReturn:
     except Failed as fault:
         control.send(json.dumps({"failed": str(fault)}).encode())
         os._exit(0)
-    except OSError as fault:
-        control.send(json.dumps({"failed": f"{fault.filename or ''} {fault.strerror}"}).encode())
+    except Exception as fault:  # whatever it is, the judge says it
+        control.send(json.dumps({"failed": f"{type(fault).__name__}: {fault}"[:1000]}).encode())
         os._exit(0)
     control.send(json.dumps({"ready": box.probes}).encode())
     parent = os.getppid()
@@ -457,6 +464,31 @@ def _set_attributes(path: str, attributes: int) -> None:
     text = ctypes.create_string_buffer(path.encode())
     wanted = ctypes.create_string_buffer(struct.pack("=4Q", attributes, 0, 0, 0), 32)
     syscalls.call("mount_setattr", -100, ctypes.addressof(text), 0x8000, ctypes.addressof(wanted), 32)
+
+
+def _library() -> tuple[list[str], list[str]]:
+    """What programs may read: the interpreter's library and what it is linked to; and what lies inside and they may not:
+    installed packages, the judge's own and its data among them."""
+    library = os.path.dirname(os.__file__)
+    trees = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", f"{sys.base_prefix}/lib", library, "/usr/share/zoneinfo"]
+    trees += ["/etc/ld.so.cache", "/etc/localtime", *_DEVICES]
+    hidden = [f"{library}/site-packages", f"{library}/dist-packages", "/usr/lib/python3/dist-packages"]
+    seen: list[str] = []
+    for path in trees:
+        if os.path.exists(path) and not any(f"{path}/".startswith(f"{other}/") for other in seen):
+            seen.append(path)
+    inside = [path for path in hidden if os.path.isdir(path) and any(path.startswith(f"{tree}/") for tree in seen)]
+    return seen, inside
+
+
+def _around(tree: str, hidden: list[str]) -> list[str]:
+    """Paths that together are all of ``tree`` but ``hidden``."""
+    real = os.path.realpath(tree)
+    if real in hidden:
+        return []
+    if not any(path.startswith(f"{real}/") for path in hidden):
+        return [tree]
+    return [part for name in sorted(os.listdir(real)) for part in _around(f"{real}/{name}", hidden)]
 
 
 def _package_of(folders: list[str]) -> Any:
