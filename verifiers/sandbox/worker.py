@@ -17,13 +17,13 @@ Channel, one typed JSON line each (``typed.py``)::
 
 from __future__ import annotations
 
-import _signal
 import builtins
 import contextlib
 import json
 import mmap
 import os
 import resource
+import signal
 import sys
 from typing import Any
 
@@ -116,7 +116,7 @@ def _run(task: _Json, page: mmap.mmap) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "_jurat_box"]:
         del sys.modules[name]
     sys.argv = ["main.py"]
-    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
     try:
         code = compile(task["text"], "main.py", "exec", 0, True)

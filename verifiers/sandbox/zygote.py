@@ -20,7 +20,6 @@ if __name__ == "__main__":
     sys.modules["_jurat_box"] = _package
     importlib.import_module("_jurat_box.zygote").main()
 
-import _signal
 import _socket
 import contextlib
 import ctypes
@@ -29,6 +28,7 @@ import gc
 import json
 import os
 import select
+import signal
 import stat
 import struct
 import time
@@ -235,16 +235,16 @@ def main() -> NoReturn:
     config = json.loads(control.recv(1 << 16))
     try:
         # What the judge ignores or blocks is handed down.
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         for number in (
-            _signal.SIGINT,
-            _signal.SIGCHLD,
-            _signal.SIGTERM,
-            _signal.SIGALRM,
-            _signal.SIGHUP,
-            _signal.SIGXCPU,
+            signal.SIGINT,
+            signal.SIGCHLD,
+            signal.SIGTERM,
+            signal.SIGALRM,
+            signal.SIGHUP,
+            signal.SIGXCPU,
         ):
-            _signal.signal(number, _signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("1000")
         box = Box(config)
@@ -314,10 +314,10 @@ def _serve(box: Box, control: _socket.socket, limits: dict[str, Any], fds: list[
     begun, status, trouble = _report(ours, box, status)
     if box.level == "rlimits":
         _sweep(pid)
-    code, signal = (os.WEXITSTATUS(status), 0) if os.WIFEXITED(status) else (-1, os.WTERMSIG(status))
+    code, number = (os.WEXITSTATUS(status), 0) if os.WIFEXITED(status) else (-1, os.WTERMSIG(status))
     if here:
         cpu, peak = used.ru_utime + used.ru_stime, used.ru_maxrss << 10
-        control.send(struct.pack(STATUS, begun, over, code, signal, seconds, cpu, peak) + trouble)
+        control.send(struct.pack(STATUS, begun, over, code, number, seconds, cpu, peak) + trouble)
     return here
 
 
@@ -392,7 +392,7 @@ def _report(ours: _socket.socket, box: Box, status: int) -> tuple[bool, int, byt
 def _kill(box: Box, pid: int, pidfd: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         if box.level == "rlimits":
-            os.killpg(pid, _signal.SIGKILL) if _leads(pid) else None
+            os.killpg(pid, signal.SIGKILL) if _leads(pid) else None
         syscalls.call("pidfd_send_signal", pidfd, 9, 0, 0)
 
 
@@ -415,7 +415,7 @@ def _sweep(pid: int) -> None:
     import shutil
 
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, _signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
     shutil.rmtree(_scratch(pid), ignore_errors=True)
 
 
