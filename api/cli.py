@@ -18,7 +18,17 @@ import typer
 from typer.core import TyperGroup
 
 from jurat import __version__
-from jurat.api import cli_datasets, cli_models, cli_recipes, cli_runs, cli_train, cli_verifiers, completion, terminal
+from jurat.api import (
+    cli_datasets,
+    cli_models,
+    cli_recipes,
+    cli_runs,
+    cli_train,
+    cli_verifiers,
+    completion,
+    sandbox,
+    terminal,
+)
 from jurat.platform.errors import ConfigError, JuratError, nearest
 
 UsageError = typer.BadParameter.__mro__[2]
@@ -151,6 +161,7 @@ cli_models.register(app)
 cli_runs.register(app)
 app.command(rich_help_panel="Look")(plot)
 cli_verifiers.register(app)
+sandbox.register(app)
 cli_datasets.register(app)
 app.command(rich_help_panel="Set up")(doctor)
 app.command(rich_help_panel="Set up")(version)

@@ -46,6 +46,11 @@ def verifiers(incomplete: str) -> list[str]:
     return _beginning(BUILT_IN, incomplete)
 
 
+def levels(incomplete: str) -> list[str]:
+    """Of the code sandbox."""
+    return _beginning(("auto", "ns", "seccomp", "rlimits"), incomplete)
+
+
 def _home(ctx: typer.Context) -> Path:
     given = ctx.find_root().params.get("home")  # the root's callback does not run for a completion
     return Path(given) if given else terminal.home()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+from jurat.datasets.programs import solution_of
 from jurat.platform.errors import DataError
 from jurat.platform.types import Problem, Verdict
 
@@ -11,21 +13,29 @@ SHOWN = 5
 
 
 def as_completion(problem: Problem) -> str:
-    r"""What a model would write that knows the gold: in ``\boxed{}`` for `math`, else the reference as it is."""
+    r"""What a model would write that knows the gold: in ``\boxed{}`` for `math`, the solution for `code` ('' where the row
+    has none), else the reference as it is."""
+    if problem.verifier.name == "code":
+        return solution_of(problem.columns)
     return rf"\boxed{{{problem.reference}}}" if problem.verifier.name == "math" else problem.reference
 
 
 def check_gold(
     problems: Iterable[Problem], verify: Callable[[Problem, str], Verdict], *,
-    present: Callable[[Problem], str] = as_completion,
+    present: Callable[[Problem], str] = as_completion, at_once: int = 1,
 ) -> list[tuple[Problem, Verdict]]:
-    """The problems whose gold is not judged correct, with the verdict. ``present`` makes a completion of the gold."""
-    failed = []
-    for problem in problems:
-        verdict = verify(problem, present(problem))
-        if verdict.status != "correct":
-            failed.append((problem, verdict))
-    return failed
+    """The problems whose gold is not judged correct, with the verdict. ``present`` makes a completion of the gold; where it
+    has none, as for cases of programs, ``no_answer`` says that there is nothing wrong with the gold itself. ``verify`` is
+    called from so many threads ``at_once``, for verifiers that work in processes."""
+    asked = list(problems)
+    completions = [present(problem) for problem in asked]
+    with ThreadPoolExecutor(at_once) as threads:
+        verdicts = list((map if at_once == 1 else threads.map)(verify, asked, completions))
+    return [
+        (problem, verdict)
+        for problem, completion, verdict in zip(asked, completions, verdicts, strict=True)
+        if verdict.status != ("correct" if completion else "no_answer")
+    ]
 
 
 def refuse_failed(failed: Sequence[tuple[Problem, Verdict]], total: int, *, where: str = "gold") -> None:

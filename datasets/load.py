@@ -25,6 +25,7 @@ from typing import Any, Literal
 from jurat.datasets import generated, hub
 from jurat.datasets.gold import Prose, read_gold
 from jurat.datasets.manifest import FileStamp, Manifest, ids_digest
+from jurat.datasets.programs import cases_text
 from jurat.datasets.rows import SUFFIXES, BadRow, Row, find_files, read_rows, stamp
 from jurat.platform.canonical import digest
 from jurat.platform.errors import DataError, nearest
@@ -227,7 +228,10 @@ def _take(row: Row, source: Source, prompt: Prompt, split: str, holds: Holds, le
     given = _given(row.value, fields, holds, turns or [{"role": "user", "content": question}])
     shown = holds == "solutions" and _shows(row.value, fields)
     answer, reference, rule = "", "", ""
-    if holds == "answers" or (holds == "solutions" and not shown) or _has(row.value, fields.answer):
+    if source.verifier == "code" and _has(row.value, fields.answer):
+        cases = cases_text(_column(row.value, fields.answer), row.value, fields.answer)
+        reference, rule = _clean(cases, f"field {fields.answer!r}"), "cases"
+    elif holds == "answers" or (holds == "solutions" and not shown) or _has(row.value, fields.answer):
         answer = _text(_column(row.value, fields.answer), fields.answer)
         exact = source.verifier == "math" or fields.gold != "auto" or "####" in answer
         try:

@@ -165,10 +165,11 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     with closing(_judge(recipe, base)) as judge:
         bound = judge.bind([problem.verifier for problem in problems])
         reward = judge.spec_digest
-    with closing(_judge(recipe.model_copy(update={"reward": RewardPart()}), base)) as own:
+    workers = recipe.reward.workers
+    with closing(_judge(recipe.model_copy(update={"reward": RewardPart(workers=workers)}), base)) as own:
         for part, each in sets.items():
             golds = [problem for problem in each.problems if problem.reference]  # preferences may have none
-            refuse_failed(check_gold(golds, own.verdict), len(golds), where=f"data.{part}")
+            refuse_failed(check_gold(golds, own.verdict, at_once=workers), len(golds), where=f"data.{part}")
     return Prepared(
         name=name,
         recipe=recipe,

@@ -15,6 +15,8 @@ from jurat.platform.errors import ConfigError, nearest
 
 Check = Callable[[Mapping[str, Any]], None]
 MAX_DECIMAL_DIGITS = 1_000
+MAX_SECONDS = 120.0
+"""Of all programs of one completion, under the deadline of verifier ``code``."""
 
 
 def check_of(name: str, target: Callable[..., Any]) -> Check:
@@ -135,6 +137,16 @@ def _regex_format(args: Mapping[str, Any]) -> None:
         compiled_pattern(args["pattern"], args.get("flags", "s"))
 
 
+def _code(args: Mapping[str, Any]) -> None:
+    _within("code", args, 0.05, MAX_SECONDS, "seconds", "total_seconds")
+    _within("code", args, 16, 1 << 20, "memory_mb")
+    _within("code", args, 1, 1 << 16, "output_kb")
+    _within("code", args, 0, 10, "retries")
+    for name in args.get("preload", ()):
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise _refused("code", "preload", "a list of modules", args["preload"])
+
+
 def _json_schema(args: Mapping[str, Any]) -> None:
     from jurat.verifiers.rules import check_schema
 
@@ -144,7 +156,7 @@ def _json_schema(args: Mapping[str, Any]) -> None:
 
 _OWN: Mapping[str, Check] = {
     "math": _math, "number": _number, "choice": _choice, "length": _length, "tags": _tags, "language": _language,
-    "fluency": _fluency, "regex_format": _regex_format, "json_schema": _json_schema,
+    "fluency": _fluency, "code": _code, "regex_format": _regex_format, "json_schema": _json_schema,
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jurat.platform.registry import unknown
-from jurat.verifiers import answers, arguments, compose, rules
+from jurat.verifiers import answers, arguments, compose, programs, rules
 from jurat.verifiers.registry import REGISTERED, Definition
 
 _PARTS = {"catalog": "the versions of the parts", "versions": "the versions of the parts"}
@@ -21,6 +21,9 @@ BUILT_IN: Mapping[str, Definition] = MappingProxyType({
         Definition(name="exact", target=answers.exact, bounded=True),
         Definition(name="number", target=answers.number, bounded=True),
         Definition(name="choice", target=answers.choice, bounded=True),
+        Definition(
+            name="code", target=programs.code, deadline=150.0, isolation="sandbox", ready=programs.ready, weights=programs.SOURCES
+        ),
         Definition(name="length", target=rules.length, bounded=True),
         Definition(name="tags", target=rules.tags, bounded=True),
         Definition(name="language", target=rules.language, bounded=True),

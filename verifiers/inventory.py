@@ -18,7 +18,7 @@ from jurat.verifiers.registry import Definition
 
 
 def listing(user_files: Sequence[Path | str] = ()) -> list[dict[str, Any]]:
-    """One row a verifier: name, version, kind, source, runs (in process, pool), deadline (s), doc (first sentence)."""
+    """One row a verifier: name, version, kind, source, runs (in process, pool, sandbox), deadline (s), doc (first sentence)."""
     rows = [_row(catalog.find(name), "built in") for name in catalog.BUILT_IN]
     if user_files:
         with LocalJudge(RewardPart(members=()), origins=[origin_named(f) for f in user_files], spares=0) as judge:
@@ -32,7 +32,8 @@ def _row(definition: Definition, source: str) -> dict[str, Any]:
     doc = (inspect.getdoc(definition.target) or "").split("\n\n")[0].replace("\n", " ")
     return {
         "name": definition.name, "version": definition.version, "kind": definition.kind, "source": source,
-        "runs": "in process" if definition.bounded else "pool", "deadline": definition.deadline, "doc": doc,
+        "runs": "in process" if definition.bounded else {"process": "pool"}.get(definition.isolation, definition.isolation),
+        "deadline": definition.deadline, "doc": doc,
     }  # fmt: skip
 
 

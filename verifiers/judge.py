@@ -21,7 +21,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Ma
 from concurrent.futures import Future
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jurat.platform.canonical import canonical_json
 from jurat.platform.errors import ConfigError, RunFailed, nearest
@@ -354,7 +354,7 @@ class LocalJudge:
     def _settle(self, items: list[_Item], attempt: int, outcome: Outcome) -> None:
         use = items[0].use
         for item, verdict in zip(items, _verdicts(use, outcome, len(items)), strict=True):
-            made = dataclasses.replace(verdict, verifier=use.spec, attempt=attempt, isolation="process")
+            made = dataclasses.replace(verdict, verifier=use.spec, attempt=attempt, isolation=use.isolation)
             self._cache.put(item.key, made)
             if not item.done.cancelled() and item.done.set_running_or_notify_cancel():
                 item.done.set_result(made)
@@ -385,6 +385,8 @@ class LocalJudge:
             return _Use.of(key, spec, self._remote[name])
         if name in catalog.BUILT_IN:
             definition = catalog.check(name, args)
+            if definition.ready is not None:
+                definition.ready(args)
             if catalog.is_bounded(name, args):
                 return _Use.of(key, spec, _entry(definition), call=definition.build(args), built_in=True)
             return _Use.of(key, spec, _entry(definition), built_in=True)
@@ -570,6 +572,7 @@ class _Use:
     call: Target | None
     entry: Mapping[str, Any] | None
     """What the child said of a user's verifier; None for a built-in one."""
+    isolation: Literal["process", "sandbox"] = "process"
 
     @classmethod
     def of(
@@ -584,13 +587,14 @@ class _Use:
         return cls(
             key=key, spec=spec, deadline=entry["deadline"], batch=entry["batch"], deterministic=entry["deterministic"],
             blame=entry["blame"], wants_finish=entry["wants_finish"], call=call, entry=None if built_in else entry,
+            isolation=entry.get("isolation", "process") if built_in else "process",
         )  # fmt: skip
 
 
 def _entry(d: Definition) -> dict[str, Any]:
     return {
         "name": d.name, "deadline": d.deadline, "batch": d.batch, "deterministic": d.deterministic, "blame": d.blame,
-        "wants_finish": d.wants_finish,
+        "wants_finish": d.wants_finish, "isolation": d.isolation,
     }  # fmt: skip
 
 
@@ -714,7 +718,9 @@ class _Cache:
             return held
 
     def put(self, key: bytes | None, verdict: Verdict) -> None:
-        if key is None or verdict.score is None or verdict.status in ("timeout", "error", "limit"):
+        if key is None or verdict.score is None or verdict.status in ("timeout", "error"):
+            return
+        if verdict.status == "limit" or "limit" in verdict.flags:  # another time it may be faster
             return
         with self.lock:
             self._held[key] = verdict

@@ -54,6 +54,11 @@ class Definition:
     """Built-in only: time and memory are bounded by construction, so that it may run in the calling process."""
     values: Callable[[Mapping[str, Any]], None] | None = None
     """Built-in only: raises ConfigError for an argument whose value it cannot use."""
+    ready: Callable[[Mapping[str, Any]], None] | None = None
+    """Built-in only: raises ConfigError where this machine cannot run it with these arguments. Called by a judge before
+    anything is judged."""
+    isolation: Literal["process", "sandbox"] = "process"
+    """Built-in only: where the completion is run or read, if not in the calling process."""
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:

@@ -131,6 +131,8 @@ def run_rules(names: Mapping[str, int], *, contained: bool, landlock: int) -> di
         "mount": KILL,
         "prctl": Only(0, (15, 16)),  # names
         "clone": Bits(0, wanted=_THREAD, banned=_NEW),
+        # SOCK_STREAM, with or without SOCK_NONBLOCK and SOCK_CLOEXEC: a pair of datagram sockets sends to any address.
+        "socketpair": Only(1, (1, 0x801, 0x80001, 0x80801)),
     }
     if not contained:
         rules |= dict.fromkeys(_NAMES.split(), EPERM)

@@ -165,11 +165,13 @@ class _Reader:
             if tag == "$tuple":
                 return tuple(self._items(held, depth))
             if tag == "$set":
-                return set(self._items(held, depth))
+                return set(_apart(self._items(held, depth)))
             if tag == "$frozenset":
-                return frozenset(self._items(held, depth))
+                return frozenset(_apart(self._items(held, depth)))
             if tag == "$dict":
-                return dict(self._pair(item, depth) for item in _list(held))
+                pairs = [self._pair(item, depth) for item in _list(held)]
+                _apart([key for key, _ in pairs])
+                return dict(pairs)
             if tag == "$float":
                 return _FLOATS[held]
             if tag == "$int":
@@ -191,6 +193,13 @@ class _Reader:
     def _pair(self, item: Any, depth: int) -> tuple[Any, Any]:
         key, value = self._items(item, depth)
         return key, value
+
+
+def _apart(keys: list[Any]) -> list[Any]:
+    """The keys, unless they were made to share hashes: a table of n of those takes n * n steps to fill."""
+    if len(keys) > 1_000 and 4 * len({hash(key) for key in keys}) < len(keys):
+        raise Untyped("keys that were made to collide")
+    return keys
 
 
 def _list(held: Any) -> list[Any]:

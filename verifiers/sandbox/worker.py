@@ -306,7 +306,8 @@ _LINES = _Lines()
 
 
 def _exception(kind: Any, message: list[Any]) -> Exception:
-    if kind is not None and issubclass(kind, Exception):
+    # What ends an iteration would end that of the test: ``all(map(candidate, cases))`` would hold.
+    if kind is not None and issubclass(kind, Exception) and not issubclass(kind, StopIteration | StopAsyncIteration):
         with contextlib.suppress(Exception):
             made: Exception = kind(*message)
             return made
