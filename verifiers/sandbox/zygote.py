@@ -203,7 +203,8 @@ class Box:
             raise Failed(f"seccomp: no table of system calls for {syscalls.MACHINE}")
         if version:
             writable = [BOX, "/dev/null"] if self.level == "ns" else ["/dev/null"]
-            readable, listed = self._trees, ["/"]
+            readable = self._trees
+            listed: list[str] = []
             if self.level != "ns":
                 # Nothing is mounted over what is hidden: leave it out, by naming all that is around it.
                 listed = [tree for tree in readable if _around(tree, self._hidden) != [tree]]
