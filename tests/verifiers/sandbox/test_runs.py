@@ -107,6 +107,8 @@ threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
 print("main")
 """
     assert (await ran(sandbox, text)).stdout.split() == [b"main", b"thread", b"hook"]
+    kept = "out = open(1, 'w', closefd=False)\nout.write('kept')\nclass A:\n def __del__(self): print('gone')\na = A()"
+    assert (await ran(sandbox, kept)).stdout in (b"keptgone\n", b"gone\nkept")
 
 
 async def test_a_preloaded_package(sandbox: Sandbox) -> None:
