@@ -54,13 +54,11 @@ def live(payload: int, report: int, limits: _Json, box: Any) -> None:
         syscalls.call("prctl", 38, 1)  # PR_SET_NO_NEW_PRIVS
         if box.ruleset is not None:
             landlock.enter(box.ruleset)
+        box.last(_getpid()).install()
     os.write(report, b"S")
     _close_all()
-    channel = task["role"] != "script"
-    if channel:
-        sys.stdin = open(os.devnull, encoding="utf-8") if os.path.exists(os.devnull) else None  # noqa: SIM115
-    if box.level != "rlimits":
-        box.last(_getpid()).install()
+    if task["role"] != "script":
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 for as long as the program runs
     _run(task, page)
 
 
@@ -89,7 +87,7 @@ def _limit(limits: _Json, box: Any) -> None:
     for name, value in (
         ("CORE", 0), ("CPU", limits["cpu"]), ("FSIZE", limits["file_bytes"]), ("NOFILE", limits["open_files"]),
         ("NPROC", limits["processes"] + box.others()), ("AS", limits["memory_bytes"] + box.mapped),
-        ("STACK", 64 << 20), ("MEMLOCK", 0), ("MSGQUEUE", 0),
+        ("STACK", 64 << 20), ("MEMLOCK", 0), ("MSGQUEUE", 0), ("SIGPENDING", 256),
     ):  # fmt: skip
         which = getattr(resource, f"RLIMIT_{name}", None)
         if which is None:
@@ -178,9 +176,12 @@ def _end(page: mmap.mmap, kind: bytes, name: str, status: int) -> None:
         import atexit
 
         atexit._run_exitfuncs()
+        if threading is None or threading.active_count() == 1:
+            # Files that the program left open write what they hold when they go.
+            sys.modules.pop("__main__").__dict__.clear()
     except BaseException as fault:
         _print(fault)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__):
         try:
             if stream is not None:
                 stream.flush()

@@ -63,7 +63,7 @@ class Box:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.level: str = config["level"]
-        self.probes: dict[str, str] = {}
+        self.probes: dict[str, str] = {"cgroup": "none"}  # none is used: memory and processes are limited without
         self.kept = 0
         self.ruleset: int | None = None
         self._uid: int = config["uid"]
@@ -203,7 +203,8 @@ class Box:
             raise Failed(f"seccomp: no table of system calls for {syscalls.MACHINE}")
         if version:
             writable = [BOX, "/dev/null"] if self.level == "ns" else ["/dev/null"]
-            readable, listed = self._trees, ["/"]
+            readable = self._trees
+            listed: list[str] = []
             if self.level != "ns":
                 # Nothing is mounted over what is hidden: leave it out, by naming all that is around it.
                 listed = [tree for tree in readable if _around(tree, self._hidden) != [tree]]
@@ -249,7 +250,8 @@ def main() -> NoReturn:
     control = _socket.socket(fileno=int(sys.argv[1]))
     config = json.loads(control.recv(1 << 16))
     try:
-        # What the judge ignores or blocks is handed down.
+        # What the judge ignores, blocks or keeps to itself is handed down.
+        os.umask(0o022)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         for number in (
             signal.SIGINT,

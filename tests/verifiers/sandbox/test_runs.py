@@ -7,7 +7,10 @@ import collections
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -107,6 +110,8 @@ threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
 print("main")
 """
     assert (await ran(sandbox, text)).stdout.split() == [b"main", b"thread", b"hook"]
+    kept = "out = open(1, 'w', closefd=False)\nout.write('kept')\nclass A:\n def __del__(self): print('gone')\na = A()"
+    assert (await ran(sandbox, kept)).stdout in (b"keptgone\n", b"gone\nkept")
 
 
 async def test_a_preloaded_package(sandbox: Sandbox) -> None:
@@ -521,3 +526,52 @@ def test_levels_are_refused_by_name() -> None:
     assert levels.choose("rlimits", strict=False).level == "rlimits"
     for found in levels.table():
         assert found.works or (found.missing and found.level)
+
+
+JUDGE = """
+import asyncio, os, sys
+from jurat.verifiers.sandbox import Program, Sandbox
+
+sandbox = Sandbox(slots=1)
+answer = lambda: sandbox.run_sync(Program(text="print(input())", stdin=b"yes\\n")).stdout
+assert answer() == b"yes\\n"
+copy = os.fork()
+if copy == 0:
+    os._exit(0 if answer() == b"yes\\n" else 1)
+assert os.waitpid(copy, 0)[1] == 0 and answer() == b"yes\\n"
+
+async def forever():
+    await sandbox.start(Program(text="while True: pass"))
+    print(sandbox._all[0].zygote.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(forever())
+"""
+
+
+async def test_what_the_judge_ignores_or_hides_is_not_handed_down() -> None:
+    mask, ignored = os.umask(0o077), signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM, signal.SIGTERM])
+    try:
+        async with Sandbox(slots=1) as own:
+            text = "import os, signal\nprint(signal.pthread_sigmask(0, []), signal.getsignal(17) == signal.SIG_DFL)"
+            assert (await ran(own, text)).stdout == b"set() True\n"
+            assert (await ran(own, "1/0")).detail == "ZeroDivisionError"
+    finally:
+        os.umask(mask)
+        signal.signal(signal.SIGCHLD, ignored)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def test_a_judge_that_forks_and_one_that_is_killed() -> None:
+    sources = str(Path(__file__).parents[3] / "src")
+    environment = {**os.environ, "PYTHONPATH": sources}
+    with subprocess.Popen([sys.executable, "-c", JUDGE], env=environment, stdout=subprocess.PIPE) as judge:
+        assert judge.stdout is not None
+        zygote = psutil.Process(int(judge.stdout.readline()))
+        while not zygote.children():
+            time.sleep(0.01)
+        left = [zygote, *zygote.children(recursive=True)]
+        judge.kill()
+    _, alive = psutil.wait_procs(left, timeout=10.0)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
