@@ -87,7 +87,7 @@ def judge_program(program: str, reference: str, options: Options) -> Verdict:
         stop=options.score == "all",
     )  # fmt: skip
     try:
-        results = session.wait(results_of(bench, cases.prompt + program, cases))
+        results = session.wait(results_of(bench, whole(cases.prompt, program), cases))
     except SandboxUnavailable as trouble:
         # Whether the level can be had was asked when the judge was built: this is trouble of the moment.
         return Verdict.of("infra", why=f"{trouble.what} {trouble.fix}"[:500], isolation="sandbox")
@@ -107,6 +107,12 @@ def judge_program(program: str, reference: str, options: Options) -> Verdict:
         isolation="sandbox",
         seconds=time.monotonic() - started,
     )
+
+
+def whole(prompt: str, program: str) -> str:
+    """What the problem gives and what the model wrote, as one text: the latter may be the body of a function that the former
+    begins."""
+    return f"{prompt}\n{program}" if prompt and not prompt.endswith("\n") else prompt + program
 
 
 def _fault(reference: str, options: Options) -> Verdict | None:
@@ -132,6 +138,7 @@ def verdict_of(results: Sequence[Result], cases: Cases, score: str) -> Verdict:
     first = (undecided or failed)[:1] if score == "share" else failed[:1]
     evidence: dict[str, Any] = {
         "cases": total, "passed": passed, "marks": "".join(MARKS[result.status] for result in results)[:500],
+        "ms": [round(1e3 * result.took, 1) for result in results[:100]],
         "failed": [result.to_json(index + 1) for index, result in failed[:SHOWN_CASES]],
     }  # fmt: skip
     flags = tuple(dict.fromkeys(flag for result in results for flag in result.flags))
