@@ -111,6 +111,7 @@ def examine(home: Path) -> list[Check]:
         ("database", lambda: check_database(home)),
         ("verifier", check_verifier),
         ("deadline", check_deadline),
+        *((f"sandbox {level}", lambda level=level: check_sandbox(level)) for level in ("ns", "seccomp", "rlimits")),  # type: ignore[misc]
         ("model", lambda: check_model(home, trial)),
         ("gpu", lambda: check_gpu(trial)),
         ("nccl", lambda: check_nccl(trial)),
@@ -325,6 +326,28 @@ def build_judge(use: str = "problem", *, files: list[Path] | None = None) -> Any
     from jurat.verifiers import judge
 
     return judge.build_judge(RewardPart(members=(Member(use=use),)), user_files=files or [])
+
+
+def check_sandbox(level: str) -> str:
+    """One level for untrusted programs: set up whole, attacked by the sandbox's own self-test, then a program runs."""
+    from jurat.verifiers.sandbox import Limits, Program, Sandbox
+    from jurat.verifiers.sandbox.levels import probe
+
+    found = probe(level)  # type: ignore[arg-type]
+    if not found.works:
+        raise Absent(found.missing, found.fix)
+    with Sandbox(level, strict=level != "rlimits", slots=1) as sandbox:
+        program = Program(text="print(int(input()) + 1)", stdin=b"41\n")
+        done = [sandbox.run_sync(program, Limits(wall_seconds=30.0)) for _ in range(5)]
+    if [outcome.stdout for outcome in done] != [b"42\n"] * 5:
+        last = done[-1]
+        raise Wrong(f"a program that prints 42 ended with {last.ending}: {last.detail}", where=f"level {level}",
+                    fix="report this with the output of jurat doctor --json")  # fmt: skip
+    holds = (
+        "time, memory and crashes only, never chosen by itself" if level == "rlimits" else "withstands its self-test"
+    )
+    probes = ", ".join(f"{name} {value}" for name, value in sorted(found.found.items()))
+    return f"{holds}; {1e3 * min(outcome.seconds for outcome in done):.0f} ms a run; {probes}"
 
 
 def _verdict(judge: Any, answer: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from jurat.api import completion, terminal
-from jurat.platform.errors import ConfigError, DataError
+from jurat.platform.errors import ConfigError, DataError, GateFailed
 
 group = typer.Typer(no_args_is_help=True, help="Where programs that a model wrote run: try one, or attack it.")
 Level = Annotated[
@@ -94,3 +94,54 @@ def _tell(verdict: Any) -> None:
         for key in ("stdout", "stderr"):
             if found.get(key):
                 typer.echo(f"  {key}: {terminal.clean(found[key], 1000)}")
+
+
+@group.command("attack")
+def attack(
+    manifest: Annotated[Path, typer.Argument(help="A manifest.json, with attacks/ and perhaps benign/ beside it.")],
+    level: Annotated[
+        str | None,
+        typer.Option(
+            help="ns, seccomp, rlimits, or all of them; without it ns and seccomp. rlimits is the control: it must fail.",
+            show_default=False,
+        ),
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(help="Who runs the judge: a name or a number. Needs root.", show_default=False)
+    ] = None,
+    only: Annotated[
+        list[str], typer.Option(help="Programs whose id begins with this; may be repeated.", show_default=False)
+    ] = [],  # noqa: B006
+    as_json: terminal.AsJson = False,
+) -> None:
+    """Run every attack of a manifest against the sandbox, and every honest program beside it.
+
+    Prints what each level let through, and exits with 3 if that is anything, or if an honest program did not pass.
+    """
+    from jurat.api.attack import LEVELS, conduct, read_manifest, report, user_id
+
+    levels = {None: LEVELS[:2], "all": LEVELS}.get(level) or tuple(name for name in LEVELS if name == level)
+    if not levels:
+        known = ", ".join(LEVELS)
+        raise ConfigError(f"no level {level!r}", where="--level", fix=f"one of {known}, all")
+    found = conduct(read_manifest(manifest, only), levels, uid=user_id(user), tell=_progress())
+    if as_json:
+        terminal.print_json({"manifest": manifest, "user": user, "levels": [f.as_json() for f in found],
+                             "ok": not any(f.broken for f in found)})  # fmt: skip
+    else:
+        report(found)
+    if all(f.unavailable for f in found):
+        raise ConfigError(
+            "none of the levels can be had here", where="jurat sandbox attack", fix="jurat doctor says what is missing"
+        )
+    if any(f.broken for f in found):
+        raise typer.Exit(GateFailed.exit_code)
+
+
+def _progress() -> Any:
+    """Tells what runs now in one line of the terminal; nothing where there is none."""
+    import sys
+
+    if not sys.stderr.isatty():
+        return lambda _: None
+    return lambda text: (sys.stderr.write(f"\r\x1b[K{terminal.clean(text, 70)}\r"), sys.stderr.flush())

@@ -18,6 +18,10 @@ def test_every_check_on_a_sound_machine(jurat: Any, tmp_path: Path) -> None:
         assert found[name]["status"] == "ok", found[name]
     assert "log-probs agree" in found["model"]["detail"] and found["model"]["seconds"] > 0
     assert "was killed at its deadline" in found["deadline"]["detail"]
+    for level in ("ns", "seccomp"):
+        sandbox = found[f"sandbox {level}"]
+        told = "withstands its self-test" in sandbox["detail"] if sandbox["status"] == "ok" else sandbox["fix"]
+        assert sandbox["status"] in ("ok", "absent") and told, sandbox
     for name in ("gpu", "nccl", "vllm", "ray"):
         assert found[name]["status"] in ("ok", "absent"), found[name]
     assert list((tmp_path / "home").iterdir()) == [], "nothing is left behind"

@@ -86,6 +86,11 @@ class Sandbox:
             self._isolations[limits] = found
         return found
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Process ids of its zygotes that live."""
+        return tuple(slot.zygote.pid for slot in self._all if slot.zygote is not None)
+
     def _prepare(self) -> None:
         with self._lock:
             if self._pid != os.getpid():

@@ -109,6 +109,18 @@ print("main")
     assert (await ran(sandbox, text)).stdout.split() == [b"main", b"thread", b"hook"]
 
 
+async def test_a_preloaded_package(sandbox: Sandbox) -> None:
+    text = "import numpy as np\n\ndef f(n): return np.arange(n), np.linalg.inv(np.eye(2) * 4)[0, 0], np.bool_(True)"
+    async with Sandbox(sandbox.isolation.level, slots=1, preload=("numpy",)) as own:
+        run = await own.start(Program(text=text, role="serve", entry="f"), Limits(wall_seconds=20.0))
+        await run.send({"args": [3]})
+        assert await run.receive() == {"value": ([0, 1, 2], 0.25, True)}
+        run.end()
+        assert (await run.wait()).ending == "finished"
+        other = await own.run(Program(text="import sympy"))
+        assert other.ending == "exception"  # installed here, but not preloaded
+
+
 # ---- the channel
 
 
@@ -197,8 +209,6 @@ except ValueError as fault:
 else:
     assert False
 """
-    if not levels.probe("ns").works and not levels.probe("seccomp").works:
-        pytest.skip("no level keeps programs apart here")
     # Refused by the decoder of whoever relays: the test is told nothing and ends.
     outcome = (await relay_hostile(test, program)) if "[[[" in program else (await relay(test, program))[0]
     assert (outcome.ending, outcome.detail) == (ending, detail)
@@ -275,10 +285,8 @@ for path in ("/tmp/left", "left2", "/dev/shm/left", "/var/tmp/left"):
     assert not any(os.path.exists(path) for path in ("/tmp/left", "/dev/shm/left", "/var/tmp/left"))
 
 
+@pytest.mark.usefixtures("needs_ns")
 async def test_a_folder_of_its_own_has_a_quota() -> None:
-    found = levels.probe("ns")
-    if not found.works:
-        pytest.skip(found.missing)
     fill = """
 import os
 n = 0
@@ -374,6 +382,21 @@ async def test_the_attacks_on_a_level_see_a_level_that_keeps_nothing_apart() -> 
     assert not os.path.exists(f"{os.path.dirname(os.__file__)}/jurat-attack") or os.geteuid() == 0
     for folder in ("/", "/var/tmp", "/dev/shm", os.path.dirname(os.__file__)):
         Path(folder, "jurat-attack").unlink(missing_ok=True)
+
+
+async def test_installed_packages_are_out_of_reach(sandbox: Sandbox) -> None:
+    """The judge's own packages, and the answers that lie in them, are not the program's to read."""
+    text = """
+import glob, os
+library = os.path.dirname(os.__file__)
+print(len(os.listdir(library)) > 100)
+for folder in (library + "/site-packages", "/usr/lib/python3/dist-packages", "/usr/local/lib"):
+    for path in glob.glob(folder + "/**/*.py", recursive=True):
+        try: open(path).close()
+        except OSError: continue
+        print(path)
+"""
+    assert (await ran(sandbox, text, Limits(wall_seconds=30.0))).stdout == b"True\n"
 
 
 # ---- the judge
