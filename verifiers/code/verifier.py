@@ -18,7 +18,7 @@ from jurat.verifiers.code.cases import Cases, CasesError, parse
 from jurat.verifiers.code.extract import extract
 from jurat.verifiers.code.results import UNDECIDED, Result
 from jurat.verifiers.code.running import Bench, results_of
-from jurat.verifiers.sandbox import Limits, Sandbox, SandboxUnavailable
+from jurat.verifiers.sandbox import Limits, Program, Sandbox, SandboxUnavailable
 from jurat.verifiers.sandbox.levels import choose
 
 SLOTS = 2
@@ -78,10 +78,10 @@ def judge_program(program: str, reference: str, options: Options) -> Verdict:
     if fault is not None:
         return fault
     cases = parse(reference)
-    started = time.monotonic()
     session = _session()
     sandbox = session.sandbox(options)
     level = sandbox.isolation.level
+    started = time.monotonic()
     bench = Bench(
         runner=sandbox, limits=options.limits, deadline=started + options.total_seconds, retries=options.retries,
         stop=options.score == "all",
@@ -197,12 +197,13 @@ class _Session:
         threading.Thread(target=self._loop.run_forever, name="jurat-code", daemon=True).start()
 
     def sandbox(self, options: Options) -> Sandbox:
+        """Raises SandboxUnavailable."""
         key = (options.level, options.strict, options.preload)
         with self._lock:
             if key not in self._sandboxes:
-                self._sandboxes[key] = Sandbox(
-                    level=options.level, strict=options.strict, slots=SLOTS, preload=options.preload
-                )
+                made = Sandbox(level=options.level, strict=options.strict, slots=SLOTS, preload=options.preload)
+                self.wait(made.run(Program(text="")))  # what starting takes is no time of the first program
+                self._sandboxes[key] = made
             return self._sandboxes[key]
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
