@@ -31,6 +31,11 @@ class Call:
     kwargs: dict[str, Any] = field(default_factory=dict)
     expected: Any = None
 
+    @property
+    def message(self) -> dict[str, Any]:
+        """As the sandbox's role ``serve`` reads it."""
+        return {"entry": self.entry, "args": list(self.args), "kwargs": self.kwargs}
+
 
 def parsed(text: str, what: str) -> ast.Module:
     """The syntax tree of trusted code. Raises ValueError naming ``what`` and the line."""

@@ -39,12 +39,12 @@ def attributes(version: int) -> bytes:
     return made
 
 
-def ruleset(version: int, readable: Iterable[str], writable: Iterable[str]) -> int:
-    """A descriptor. ``readable`` and ``writable`` are paths, of which those that are missing are left out."""
+def ruleset(version: int, *, readable: Iterable[str], writable: Iterable[str], listed: Iterable[str]) -> int:
+    """A descriptor. What lies below these paths may be read, written, or only listed; missing paths are left out."""
     text = ctypes.create_string_buffer(attributes(version), len(attributes(version)))
     made = syscalls.call("landlock_create_ruleset", ctypes.addressof(text), len(text), 0)
     everything = all_rights(version)
-    for paths, rights in ((readable, LOOK), (writable, everything & ~_EXECUTE & ~_IOCTL)):
+    for paths, rights in ((readable, LOOK), (writable, everything & ~_EXECUTE & ~_IOCTL), (listed, _READ_DIR)):
         for path in paths:
             with contextlib.suppress(FileNotFoundError, PermissionError):
                 _add(made, path, rights & everything)

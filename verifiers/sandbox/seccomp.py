@@ -41,7 +41,7 @@ symlink symlinkat chmod fchmod fchmodat truncate ftruncate fallocate fsync fdata
 utimensat futimesat umask dup dup2 dup3 flock pipe pipe2
 poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
 eventfd2 timerfd_create timerfd_settime timerfd_gettime sendmsg recvmsg sendto recvfrom shutdown
-getsockopt setsockopt getsockname getpeername mmap munmap mremap mprotect madvise brk
+getsockopt getsockname getpeername mmap munmap mremap mprotect madvise brk
 msync mlock munlock membarrier rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend
 sigaltstack pause alarm getitimer setitimer timer_create timer_settime timer_gettime timer_delete kill
 tgkill tkill futex futex_waitv set_robust_list set_tid_address rseq arch_prctl sched_yield
@@ -116,6 +116,9 @@ def base_rules(names: Mapping[str, int]) -> dict[int, Rule]:
         "sched_setaffinity": Only(0, (0,)),
         "get_robust_list": Only(0, (0,)),
         "socketpair": Only(0, (1,)),  # AF_UNIX
+        "setsockopt": Never(
+            2, (26, 50, 51, 52)
+        ),  # programs for the kernel: SO_ATTACH_FILTER, _BPF, SO_ATTACH_REUSEPORT_*
         "fcntl": Never(1, (8, 10, 15)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would send a signal for it
     }
     return {names[name]: rule for name, rule in rules.items() if name in names}

@@ -62,6 +62,7 @@ class Ends:
         self._lines: collections.deque[bytes] = collections.deque()
         self._ended = not channel
         self._waiter: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
         self._out, out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._err, err = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for fd in (out, err):
@@ -116,7 +117,7 @@ class Ends:
         if self._channel is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.remove_reader(self._channel.fileno())
-                self._loop.remove_writer(self._channel.fileno())
+                self._room()
             self._channel.close()
             self._channel = None
         self._ended = True
@@ -174,8 +175,23 @@ class Ends:
             if self._ended:
                 return
             raise ValueError("a script has no channel")
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError, OSError):
-            await self._loop.sock_sendall(self._channel, data)
+        view = memoryview(data)
+        while view and self._channel is not None:
+            try:
+                view = view[self._channel.send(view) :]
+            except (BlockingIOError, InterruptedError):
+                self._writable = self._loop.create_future()
+                self._loop.add_writer(self._channel.fileno(), self._room)
+                await self._writable
+            except OSError:
+                return  # it has gone; ``line`` says so
+
+    def _room(self) -> None:
+        waiter, self._writable = self._writable, None
+        if self._channel is not None:
+            self._loop.remove_writer(self._channel.fileno())
+        if waiter is not None and not waiter.done() and not self._loop.is_closed():
+            waiter.set_result(None)
 
     def shut(self) -> None:
         if self._channel is not None:

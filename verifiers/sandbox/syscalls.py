@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 from types import MappingProxyType
+from typing import Any
 
 _TABLE = """
 read 0 63; write 1 64; open 2 -; close 3 57; stat 4 -; fstat 5 80; lstat 6 -; poll 7 -; lseek 8 62; mmap 9 222;
@@ -68,6 +69,7 @@ MACHINE = os.uname().machine if hasattr(os, "uname") else "unknown"
 NUMBERS = MappingProxyType(numbers(MACHINE) if MACHINE in AUDIT else {})
 """Of this machine; empty where it is not supported."""
 
+_syscall: Any = None
 try:
     _libc = ctypes.CDLL(None, use_errno=True)
     _syscall = _libc.syscall

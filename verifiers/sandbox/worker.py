@@ -17,13 +17,13 @@ Channel, one typed JSON line each (``typed.py``)::
 
 from __future__ import annotations
 
-import _signal
 import builtins
 import contextlib
 import json
 import mmap
 import os
 import resource
+import signal
 import sys
 from typing import Any
 
@@ -50,16 +50,15 @@ def live(payload: int, report: int, limits: _Json, box: Any) -> None:
     task, page = _payload(payload)
     _limit(limits, box)
     if box.level != "rlimits":
+        syscalls.call("prctl", 4, 0)  # PR_SET_DUMPABLE: a crash starts no collector of cores, whatever RLIMIT_CORE
         syscalls.call("prctl", 38, 1)  # PR_SET_NO_NEW_PRIVS
         if box.ruleset is not None:
             landlock.enter(box.ruleset)
+        box.last(_getpid()).install()
     os.write(report, b"S")
     _close_all()
-    channel = task["role"] != "script"
-    if channel:
-        sys.stdin = open(os.devnull, encoding="utf-8") if os.path.exists(os.devnull) else None  # noqa: SIM115
-    if box.level != "rlimits":
-        box.last(_getpid()).install()
+    if task["role"] != "script":
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 for as long as the program runs
     _run(task, page)
 
 
@@ -88,7 +87,7 @@ def _limit(limits: _Json, box: Any) -> None:
     for name, value in (
         ("CORE", 0), ("CPU", limits["cpu"]), ("FSIZE", limits["file_bytes"]), ("NOFILE", limits["open_files"]),
         ("NPROC", limits["processes"] + box.others()), ("AS", limits["memory_bytes"] + box.mapped),
-        ("STACK", 64 << 20), ("MEMLOCK", 0), ("MSGQUEUE", 0),
+        ("STACK", 64 << 20), ("MEMLOCK", 0), ("MSGQUEUE", 0), ("SIGPENDING", 256),
     ):  # fmt: skip
         which = getattr(resource, f"RLIMIT_{name}", None)
         if which is None:
@@ -115,7 +114,7 @@ def _run(task: _Json, page: mmap.mmap) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "_jurat_box"]:
         del sys.modules[name]
     sys.argv = ["main.py"]
-    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
     try:
         code = compile(task["text"], "main.py", "exec", 0, True)
@@ -154,19 +153,15 @@ def _fail(page: mmap.mmap, fault: BaseException) -> None:
 
 
 def _print(fault: BaseException) -> None:
-    try:
+    with contextlib.suppress(BaseException):  # the program's own hooks may run
         trace = fault.__traceback__
         BaseException.with_traceback(fault, trace and trace.tb_next)  # without the frame of this file
         sys.excepthook(type(fault), fault, fault.__traceback__)
-    except BaseException:
-        return
 
 
 def _print_text(status: Any) -> None:
-    try:
+    with contextlib.suppress(BaseException):  # the program's own ``__str__`` runs
         print(status, file=sys.stderr)
-    except BaseException:
-        return
 
 
 def _end(page: mmap.mmap, kind: bytes, name: str, status: int) -> None:
@@ -181,9 +176,12 @@ def _end(page: mmap.mmap, kind: bytes, name: str, status: int) -> None:
         import atexit
 
         atexit._run_exitfuncs()
+        if threading is None or threading.active_count() == 1:
+            # Files that the program left open write what they hold when they go.
+            sys.modules.pop("__main__").__dict__.clear()
     except BaseException as fault:
         _print(fault)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__):
         try:
             if stream is not None:
                 stream.flush()
@@ -271,10 +269,8 @@ def _raised(fault: BaseException, back: _Json) -> bytes:
     own = type.__dict__["__name__"].__get__(kind)
     answer = {"error": base, "type": own[:100]}
     for more in ({"message": list(BaseException.args.__get__(fault)), **back}, back, {}):  # type: ignore[attr-defined]
-        try:
+        with contextlib.suppress(_Untyped):
             return _typed({**answer, **more})
-        except BaseException:
-            continue
     return _typed(answer)
 
 

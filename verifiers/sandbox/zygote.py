@@ -10,6 +10,7 @@ Nothing of a program passes through here, as what did would stay in this heap an
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 if __name__ == "__main__":
@@ -17,11 +18,8 @@ if __name__ == "__main__":
     _package = type(sys)("_jurat_box")
     _package.__path__ = [__file__.rpartition("/")[0]]
     sys.modules["_jurat_box"] = _package
-    from _jurat_box import zygote
+    importlib.import_module("_jurat_box.zygote").main()
 
-    zygote.main()
-
-import _signal
 import _sitebuiltins
 import _socket
 import builtins
@@ -32,6 +30,7 @@ import gc
 import json
 import os
 import select
+import signal
 import stat
 import struct
 import time
@@ -64,15 +63,15 @@ class Box:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.level: str = config["level"]
-        self.probes: dict[str, str] = {}
+        self.probes: dict[str, str] = {"cgroup": "none"}  # none is used: memory and processes are limited without
         self.kept = 0
         self.ruleset: int | None = None
         self._uid: int = config["uid"]
         self._was = os.geteuid()
-        self._counted = (-_COUNT_SECONDS, 0)
+        self._counted: tuple[float, int] = (-_COUNT_SECONDS, 0)
         self._preload(config)
         self.mapped = int(_text("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        self._readable = [path for path in self._trees() if os.path.exists(path)]
+        self._trees, self._hidden = _library()
         if self.level == "ns":
             self._namespaces()
         elif self.level == "seccomp":
@@ -102,12 +101,6 @@ class Box:
         builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
         os.environ.clear()
         os.environ.update(_ENVIRON | {name: "1" for name in config["single"]})
-
-    def _trees(self) -> list[str]:
-        library = os.path.dirname(os.__file__)
-        places = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", f"{sys.base_prefix}/lib", library, "/usr/share/zoneinfo"]
-        places += ["/etc/ld.so.cache", "/etc/localtime", *_DEVICES, *self._packages]
-        return list(dict.fromkeys(places))
 
     # -- level ns
 
@@ -161,8 +154,14 @@ class Box:
         root = "/proc"  # any folder that exists and from which nothing is taken
         _step("private mounts", lambda: _mount("none", "/", None, _REC | _PRIVATE))
         _step("tmpfs", lambda: _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755"))
-        for path in self._readable:
+        for path in self._trees:
             _step(f"bind {path}", lambda path=path: _bind(path, root + path))
+        for path in self._hidden:
+            _step(f"hide {path}", lambda path=path: _mount("tmpfs", root + path, "tmpfs", _NOSUID | _NODEV, "size=64k"))
+        for path in self._packages:
+            _step(f"bind {path}", lambda path=path: _bind(path, root + path))
+        for path in self._hidden:
+            _mount("none", root + path, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
         for folder in (BOX, WORK, "/proc", "/dev", "/etc"):
             os.makedirs(root + folder, exist_ok=True)
         if not os.path.lexists(root + "/tmp"):
@@ -204,7 +203,16 @@ class Box:
             raise Failed(f"seccomp: no table of system calls for {syscalls.MACHINE}")
         if version:
             writable = [BOX, "/dev/null"] if self.level == "ns" else ["/dev/null"]
-            self.ruleset = _step("landlock", lambda: landlock.ruleset(version, self._readable, writable))
+            readable = self._trees
+            listed: list[str] = []
+            if self.level != "ns":
+                # Nothing is mounted over what is hidden: leave it out, by naming all that is around it.
+                listed = [tree for tree in readable if _around(tree, self._hidden) != [tree]]
+                readable = [part for tree in readable for part in _around(tree, self._hidden)]
+            readable = [*readable, *self._packages]
+            self.ruleset = _step(
+                "landlock", lambda: landlock.ruleset(version, readable=readable, writable=writable, listed=listed)
+            )
         arch = syscalls.AUDIT[syscalls.MACHINE]
         contained = self.level == "ns"
         base = seccomp.pack(seccomp.assemble(seccomp.base_rules(syscalls.NUMBERS), seccomp.EPERM, arch))
@@ -242,17 +250,18 @@ def main() -> NoReturn:
     control = _socket.socket(fileno=int(sys.argv[1]))
     config = json.loads(control.recv(1 << 16))
     try:
-        # What the judge ignores or blocks is handed down.
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
+        # What the judge ignores, blocks or keeps to itself is handed down.
+        os.umask(0o022)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         for number in (
-            _signal.SIGINT,
-            _signal.SIGCHLD,
-            _signal.SIGTERM,
-            _signal.SIGALRM,
-            _signal.SIGHUP,
-            _signal.SIGXCPU,
+            signal.SIGINT,
+            signal.SIGCHLD,
+            signal.SIGTERM,
+            signal.SIGALRM,
+            signal.SIGHUP,
+            signal.SIGXCPU,
         ):
-            _signal.signal(number, _signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("1000")
         box = Box(config)
@@ -262,8 +271,8 @@ def main() -> NoReturn:
     except Failed as fault:
         control.send(json.dumps({"failed": str(fault)}).encode())
         os._exit(0)
-    except OSError as fault:
-        control.send(json.dumps({"failed": f"{fault.filename or ''} {fault.strerror}"}).encode())
+    except Exception as fault:  # whatever it is, the judge says it
+        control.send(json.dumps({"failed": f"{type(fault).__name__}: {fault}"[:1000]}).encode())
         os._exit(0)
     control.send(json.dumps({"ready": box.probes}).encode())
     parent = os.getppid()
@@ -323,10 +332,10 @@ def _serve(box: Box, control: _socket.socket, limits: dict[str, Any], fds: list[
     begun, status, trouble = _report(ours, box, status)
     if box.level == "rlimits":
         _sweep(pid)
-    code, signal = (os.WEXITSTATUS(status), 0) if os.WIFEXITED(status) else (-1, os.WTERMSIG(status))
+    code, number = (os.WEXITSTATUS(status), 0) if os.WIFEXITED(status) else (-1, os.WTERMSIG(status))
     if here:
         cpu, peak = used.ru_utime + used.ru_stime, used.ru_maxrss << 10
-        control.send(struct.pack(STATUS, begun, over, code, signal, seconds, cpu, peak) + trouble)
+        control.send(struct.pack(STATUS, begun, over, code, number, seconds, cpu, peak) + trouble)
     return here
 
 
@@ -401,7 +410,7 @@ def _report(ours: _socket.socket, box: Box, status: int) -> tuple[bool, int, byt
 def _kill(box: Box, pid: int, pidfd: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         if box.level == "rlimits":
-            os.killpg(pid, _signal.SIGKILL) if _leads(pid) else None
+            os.killpg(pid, signal.SIGKILL) if _leads(pid) else None
         syscalls.call("pidfd_send_signal", pidfd, 9, 0, 0)
 
 
@@ -424,7 +433,7 @@ def _sweep(pid: int) -> None:
     import shutil
 
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, _signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
     shutil.rmtree(_scratch(pid), ignore_errors=True)
 
 
@@ -473,6 +482,31 @@ def _set_attributes(path: str, attributes: int) -> None:
     text = ctypes.create_string_buffer(path.encode())
     wanted = ctypes.create_string_buffer(struct.pack("=4Q", attributes, 0, 0, 0), 32)
     syscalls.call("mount_setattr", -100, ctypes.addressof(text), 0x8000, ctypes.addressof(wanted), 32)
+
+
+def _library() -> tuple[list[str], list[str]]:
+    """What programs may read: the interpreter's library and what it is linked to; and what lies inside and they may not:
+    installed packages, the judge's own and its data among them."""
+    library = os.path.dirname(os.__file__)
+    trees = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", f"{sys.base_prefix}/lib", library, "/usr/share/zoneinfo"]
+    trees += ["/etc/ld.so.cache", "/etc/localtime", *_DEVICES]
+    hidden = [f"{library}/site-packages", f"{library}/dist-packages", "/usr/lib/python3/dist-packages"]
+    seen: list[str] = []
+    for path in trees:
+        if os.path.exists(path) and not any(f"{path}/".startswith(f"{other}/") for other in seen):
+            seen.append(path)
+    inside = [path for path in hidden if os.path.isdir(path) and any(path.startswith(f"{tree}/") for tree in seen)]
+    return seen, inside
+
+
+def _around(tree: str, hidden: list[str]) -> list[str]:
+    """Paths that together are all of ``tree`` but ``hidden``."""
+    real = os.path.realpath(tree)
+    if real in hidden:
+        return []
+    if not any(path.startswith(f"{real}/") for path in hidden):
+        return [tree]
+    return [part for name in sorted(os.listdir(real)) for part in _around(f"{real}/{name}", hidden)]
 
 
 def _package_of(folders: list[str]) -> Any:

@@ -71,6 +71,7 @@ def one(**given: Any) -> dict[str, Any]:
         ({"mode": "func", "entry": "f", "tests": [{"args": [1]}]}, "test 1 has no expected value"),
         ({"mode": "func", "entry": "f", "tests": [{"args": 1, "expected": 1}]}, "test 1 is {args: [...], expected: ...}"),
         ({"mode": "func", "entry": "f", "tests": [{"args": [{"$bad": 1}], "expected": 1}]}, "test 1 holds a value that is none"),
+        ({"mode": "func", "entry": "f", "tests": [{"args": [[0] * 250_000], "expected": 1}]}, "test 1 has arguments that cannot be sent"),
         ({"mode": "assert", "tests": []}, "a list of statements that is not empty"),
         ({"mode": "assert", "tests": ["assert f(1 == 2"]}, "test 1 is not Python"),
         ({"mode": "assert", "tests": ["f(1)"]}, "test 1 checks nothing: it asserts nothing"),

@@ -43,6 +43,14 @@ for line in ('{"value": 3}', '[0, "ok", "", "", 1, 1]', '{"passed": true}', '{"v
 def add(a, b): return None
 """,
     "answers what is no value": "import os\ndef add(a, b):\n    os.write(0, b'{\"missing\": []}' + bytes([10]))\n    return None",
+    "answers that something long is missing": """
+import os
+line = b'{"missing": {"$int": "0x' + b'f' * 9999 + b'"}}'
+def add(a, b): os.write(0, line + bytes([10]))
+""",
+    "an int too long to be written": "def add(a, b): return 7 ** 99999",
+    "an exception too long to be written": "def add(a, b): raise ValueError(7 ** 99999)",
+    "a complex number": "def add(a, b): return 3j",
     "closes the channel": "import os\ndef add(a, b):\n    os.close(0)\n    return 3",
     "takes the exception for its own": "def add(a, b): raise AssertionError",
     "an exception that ends a test well": "import unittest\ndef add(a, b): raise unittest.SkipTest('later')",

@@ -7,7 +7,10 @@ import collections
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -107,6 +110,20 @@ threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
 print("main")
 """
     assert (await ran(sandbox, text)).stdout.split() == [b"main", b"thread", b"hook"]
+    kept = "out = open(1, 'w', closefd=False)\nout.write('kept')\nclass A:\n def __del__(self): print('gone')\na = A()"
+    assert (await ran(sandbox, kept)).stdout in (b"keptgone\n", b"gone\nkept")
+
+
+async def test_a_preloaded_package(sandbox: Sandbox) -> None:
+    text = "import numpy as np\n\ndef f(n): return np.arange(n), np.linalg.inv(np.eye(2) * 4)[0, 0], np.bool_(True)"
+    async with Sandbox(sandbox.isolation.level, slots=1, preload=("numpy",)) as own:
+        run = await own.start(Program(text=text, role="serve", entry="f"), Limits(wall_seconds=20.0))
+        await run.send({"args": [3]})
+        assert await run.receive() == {"value": ([0, 1, 2], 0.25, True)}
+        run.end()
+        assert (await run.wait()).ending == "finished"
+        other = await own.run(Program(text="import sympy"))
+        assert other.ending == "exception"  # installed here, but not preloaded
 
 
 # ---- the channel
@@ -197,8 +214,6 @@ except ValueError as fault:
 else:
     assert False
 """
-    if not levels.probe("ns").works and not levels.probe("seccomp").works:
-        pytest.skip("no level keeps programs apart here")
     # Refused by the decoder of whoever relays: the test is told nothing and ends.
     outcome = (await relay_hostile(test, program)) if "[[[" in program else (await relay(test, program))[0]
     assert (outcome.ending, outcome.detail) == (ending, detail)
@@ -275,10 +290,8 @@ for path in ("/tmp/left", "left2", "/dev/shm/left", "/var/tmp/left"):
     assert not any(os.path.exists(path) for path in ("/tmp/left", "/dev/shm/left", "/var/tmp/left"))
 
 
+@pytest.mark.usefixtures("needs_ns")
 async def test_a_folder_of_its_own_has_a_quota() -> None:
-    found = levels.probe("ns")
-    if not found.works:
-        pytest.skip(found.missing)
     fill = """
 import os
 n = 0
@@ -374,6 +387,21 @@ async def test_the_attacks_on_a_level_see_a_level_that_keeps_nothing_apart() -> 
     assert not os.path.exists(f"{os.path.dirname(os.__file__)}/jurat-attack") or os.geteuid() == 0
     for folder in ("/", "/var/tmp", "/dev/shm", os.path.dirname(os.__file__)):
         Path(folder, "jurat-attack").unlink(missing_ok=True)
+
+
+async def test_installed_packages_are_out_of_reach(sandbox: Sandbox) -> None:
+    """The judge's own packages, and the answers that lie in them, are not the program's to read."""
+    text = """
+import glob, os
+library = os.path.dirname(os.__file__)
+print(len(os.listdir(library)) > 100)
+for folder in (library + "/site-packages", "/usr/lib/python3/dist-packages", "/usr/local/lib"):
+    for path in glob.glob(folder + "/**/*.py", recursive=True):
+        try: open(path).close()
+        except OSError: continue
+        print(path)
+"""
+    assert (await ran(sandbox, text, Limits(wall_seconds=30.0))).stdout == b"True\n"
 
 
 # ---- the judge
@@ -498,3 +526,52 @@ def test_levels_are_refused_by_name() -> None:
     assert levels.choose("rlimits", strict=False).level == "rlimits"
     for found in levels.table():
         assert found.works or (found.missing and found.level)
+
+
+JUDGE = """
+import asyncio, os, sys
+from jurat.verifiers.sandbox import Program, Sandbox
+
+sandbox = Sandbox(slots=1)
+answer = lambda: sandbox.run_sync(Program(text="print(input())", stdin=b"yes\\n")).stdout
+assert answer() == b"yes\\n"
+copy = os.fork()
+if copy == 0:
+    os._exit(0 if answer() == b"yes\\n" else 1)
+assert os.waitpid(copy, 0)[1] == 0 and answer() == b"yes\\n"
+
+async def forever():
+    await sandbox.start(Program(text="while True: pass"))
+    print(sandbox._all[0].zygote.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(forever())
+"""
+
+
+async def test_what_the_judge_ignores_or_hides_is_not_handed_down() -> None:
+    mask, ignored = os.umask(0o077), signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM, signal.SIGTERM])
+    try:
+        async with Sandbox(slots=1) as own:
+            text = "import os, signal\nprint(signal.pthread_sigmask(0, []), signal.getsignal(17) == signal.SIG_DFL)"
+            assert (await ran(own, text)).stdout == b"set() True\n"
+            assert (await ran(own, "1/0")).detail == "ZeroDivisionError"
+    finally:
+        os.umask(mask)
+        signal.signal(signal.SIGCHLD, ignored)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def test_a_judge_that_forks_and_one_that_is_killed() -> None:
+    sources = str(Path(__file__).parents[3] / "src")
+    environment = {**os.environ, "PYTHONPATH": sources}
+    with subprocess.Popen([sys.executable, "-c", JUDGE], env=environment, stdout=subprocess.PIPE) as judge:
+        assert judge.stdout is not None
+        zygote = psutil.Process(int(judge.stdout.readline()))
+        while not zygote.children():
+            time.sleep(0.01)
+        left = [zygote, *zygote.children(recursive=True)]
+        judge.kill()
+    _, alive = psutil.wait_procs(left, timeout=10.0)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
