@@ -518,12 +518,11 @@ class _Level:
             self._breach(attack, mode, self._grade(attack.text, mode))
         # What only takes time is not given it again for each case.
         self._breach(attack, mode, self._grade(attack.text, mode, whole=attack.kind != "resource"))
-        self._note(attack, mode)
         after = self._grade(self._honest[mode], mode, seconds=0.0)
         if after.get("score") != 1.0:
-            self._add(
-                attack, mode, f"an honest program after it got {after.get('status', after)}: {after.get('why', '')}"
-            )
+            said = f"{after.get('status', after)}: {after.get('why', '')}"
+            self._add(attack, mode, f"an honest program after it got {said}")
+        self._note(attack, mode)  # last, as who was called needs a moment to hear it
 
     def _grade(
         self, text: str, mode: str, *, stamp: str = "", whole: bool = True, seconds: float = SECONDS

@@ -28,9 +28,9 @@ ATTACKS = {
     "outlives": (
         "survive",
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 99)\n    time.sleep(1)\n"
-        "    open({evidence!r} + '/outlives', 'w').write('PWNED late')\n    os._exit(0)",
+        "    open({evidence!r} + '/outlives', 'w').write('PWNED late')\n    os._exit(0)\ntime.sleep(0.2)",
     ),
-    "leaves_a_process": ("effect", "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(6)\n    os._exit(0)"),
+    "leaves_a_process": ("effect", "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(6)\n    os._exit(0)\ntime.sleep(0.2)"),
     "finds_its_file": (
         "leftover", "import os\np = {canary!r} + '-left'\n"
         "print('PWNED again' if os.path.exists(p) else '', flush=True)\nopen(p, 'w').close()",
@@ -79,17 +79,20 @@ def test_every_kind_of_breach_is_seen(manifest: Path, places: attack.Places, mon
     told: dict[str, list[str]] = {}
     for breach in found.breaches:
         told.setdefault(breach.id, []).append(breach.what)
-    assert told.pop("is_right") == ["score 1.0 (correct: all 2 cases pass), expected 0"]
-    assert any(what.startswith("printed PWNED says_so") for what in told.pop("says_so"))
-    assert "left evidence: PWNED by a file" in told.pop("writes")
-    assert any(what.startswith("the judge died: it ended with SIGKILL") for what in told.pop("kills_the_judge"))
-    assert "left evidence: PWNED late" in told.pop("outlives")
-    assert any(what.startswith("left processes: ") for what in told.pop("leaves_a_process"))
-    assert "printed PWNED again" in told.pop("finds_its_file")
-    assert f"changed {places.canary}/secret.txt" in told.pop("changes_a_file")
-    assert "the report holds a secret" in told.pop("tells_the_secret")
-    assert f"reached the socket '{places.canary}/sock'" in told.pop("calls_home")
-    assert told == {}
+    expected = {
+        "is_right": "score 1.0 (correct: all 2 cases pass), expected 0",
+        "says_so": "printed PWNED says_so",
+        "writes": "left evidence: PWNED by a file",
+        "kills_the_judge": "the judge died: it ended with SIGKILL",
+        "outlives": "left evidence: PWNED late",
+        "leaves_a_process": "left processes: ",
+        "finds_its_file": "printed PWNED again",
+        "changes_a_file": f"changed {places.canary}/secret.txt",
+        "tells_the_secret": "the report holds a secret",
+        "calls_home": f"reached the socket '{places.canary}/sock'",
+    }
+    missing = {name for name, said in expected.items() if not any(what.startswith(said) for what in told.get(name, ()))}
+    assert missing == set() and told.keys() == expected.keys(), told
     assert list(found.skipped) == ["unsafe"] and found.attacks == len(ATTACKS) - 1
     assert found.passed == ["honest"] and "expected 3, got -1" in found.failed["broken"] and found.broken
 

@@ -13,6 +13,7 @@ import builtins
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 PLAIN = (type(None), bool, int, float, str, list, tuple, set, frozenset, dict, bytes, complex)
@@ -29,6 +30,11 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     expected: Any = None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """As the sandbox's role ``serve`` reads it."""
+        return {"entry": self.entry, "args": list(self.args), "kwargs": self.kwargs}
 
 
 def parsed(text: str, what: str) -> ast.Module:
@@ -231,6 +237,7 @@ class _Count(ast.NodeTransformer):
         return ast.Call(ast.Name("_jurat_counted", ast.Load()), [node], []) if _is_check(node) else node
 
 
+@lru_cache(maxsize=4096)
 def _indented(piece: str) -> str:
     """A piece as the body of a function; through the syntax tree, as text in it may not be indented."""
     tree = ast.parse("def f(): pass")

@@ -98,7 +98,10 @@ def parse(reference: str) -> Cases:
     if not isinstance(value, dict):
         raise CasesError(f"the cases are a JSON object with a mode, got {type(value).__name__}")
     try:
-        return _cases(value)
+        made = _cases(value)
+        for index, call in enumerate(made.calls, 1):
+            _check_sendable(call, index)
+        return made
     except CasesError:
         raise
     except ValueError as fault:
@@ -263,6 +266,13 @@ def _value(value: Any, index: int) -> Any:
         return typed.value_of(value, nodes=MAX_VALUES)
     except (ValueError, TypeError, RecursionError) as fault:
         raise CasesError(f"test {index} holds a value that is none: {str(fault)[:120]}") from None
+
+
+def _check_sendable(call: Call, index: int) -> None:
+    try:
+        typed.encode(call.message)
+    except ValueError as fault:
+        raise CasesError(f"test {index} has arguments that cannot be sent: {fault}") from None
 
 
 def _text(value: dict[str, Any], key: str, default: str | None) -> str:

@@ -173,7 +173,7 @@ def shown(value: Any) -> str:
 
 def _short(value: Any, room: int) -> str:
     """``ascii`` that stops early: a value may hold millions of items, an int hundreds of thousands of digits."""
-    if isinstance(value, bool) or value is None or isinstance(value, float):
+    if value is None or isinstance(value, (bool, float, complex)):
         return repr(value)
     if isinstance(value, int):
         return repr(value) if value.bit_length() < 4096 else f"an int of {value.bit_length()} bits"
@@ -181,6 +181,8 @@ def _short(value: Any, room: int) -> str:
         return ascii(value[: room + 1])
     if isinstance(value, dict):
         opens, closes = "{", "}"
+    elif not isinstance(value, (list, tuple, set, frozenset)):
+        return type(value).__name__
     else:
         opens, closes = "[]" if isinstance(value, list) else "()" if isinstance(value, tuple) else "{}"
     parts: list[str] = []

@@ -44,6 +44,11 @@ class Result:
     def passed(self) -> bool:
         return self.status == "correct"
 
+    @property
+    def took(self) -> float:
+        """Seconds of the run that decided, or of the case within one."""
+        return self.outcome.seconds if self.outcome is not None else self.seconds
+
     def to_json(self, case: int) -> dict[str, Any]:
         made: dict[str, Any] = {"case": case, "status": self.status, "why": self.why}
         if self.outcome is not None:

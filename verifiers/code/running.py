@@ -49,8 +49,8 @@ class Bench:
         # Whole seconds: limits are part of what a sandbox remembers and fingerprints.
         return replace(self.limits, wall_seconds=min(self.limits.wall_seconds, math.ceil(left))) if left > 0 else None
 
-    def saw(self, outcome: Outcome | None) -> None:
-        self.memory_bytes = max(self.memory_bytes, outcome.memory_bytes if outcome else 0)
+    def saw(self, outcome: Outcome) -> None:
+        self.memory_bytes = max(self.memory_bytes, outcome.memory_bytes)
 
     async def tried(self, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
         """The outcome of a run, tried again where the sandbox failed."""
@@ -156,7 +156,7 @@ async def _called(bench: Bench, text: str, cases: Cases) -> AsyncGenerator[Resul
         try:
             for call in cases.calls[first:]:
                 started = time.perf_counter()
-                answer = await asked(running, {"entry": call.entry, "args": list(call.args), "kwargs": call.kwargs})
+                answer = await asked(running, call.message)
                 if answer is None:
                     break
                 yield replace(_valued(answer, call, cases), seconds=time.perf_counter() - started)
@@ -164,7 +164,7 @@ async def _called(bench: Bench, text: str, cases: Cases) -> AsyncGenerator[Resul
             died = await last_of(running, left=done < len(cases.calls))
         finally:
             running.kill()
-        bench.saw(died.outcome)
+            bench.saw(await running.wait())
         if done == len(cases.calls):
             return
         if died.status == "infra" and infra < bench.retries:
@@ -217,12 +217,17 @@ def _valued(answer: dict[str, Any], call: Call, cases: Cases) -> Result:
 def said_by(answer: dict[str, Any]) -> str:
     """An answer without a value, in a few words."""
     if "missing" in answer:
-        return f"the program does not define {escaped(str(answer['missing']), 60)}"
+        return f"the program does not define {_told(answer['missing'])}"
     if "error" in answer:
         message = answer.get("message")
-        told = shown(message[0]) if isinstance(message, list) and message else ""
-        return f"raised {escaped(str(answer.get('type') or answer['error']), 60)}{f': {told}' if told else ''}"
-    return f"returned {escaped(str(answer.get('unsendable', 'nothing')), 120)}, which is no plain data"
+        more = f": {shown(message[0])}" if isinstance(message, list) and message else ""
+        return f"raised {_told(answer.get('type') or answer['error'])}{more}"
+    return f"returned {_told(answer.get('unsendable', 'nothing'))}, which is no plain data"
+
+
+def _told(value: Any) -> str:
+    """What should be text, and may be anything: ``str`` of a long int is an error."""
+    return escaped(value, 120) if isinstance(value, str) else shown(value)
 
 
 def _spelled(call: Call) -> str:

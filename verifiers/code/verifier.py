@@ -18,7 +18,7 @@ from jurat.verifiers.code.cases import Cases, CasesError, parse
 from jurat.verifiers.code.extract import extract
 from jurat.verifiers.code.results import UNDECIDED, Result
 from jurat.verifiers.code.running import Bench, results_of
-from jurat.verifiers.sandbox import Limits, Sandbox, SandboxUnavailable
+from jurat.verifiers.sandbox import Limits, Program, Sandbox, SandboxUnavailable
 from jurat.verifiers.sandbox.levels import choose
 
 SLOTS = 2
@@ -78,16 +78,16 @@ def judge_program(program: str, reference: str, options: Options) -> Verdict:
     if fault is not None:
         return fault
     cases = parse(reference)
-    started = time.monotonic()
     session = _session()
     sandbox = session.sandbox(options)
     level = sandbox.isolation.level
+    started = time.monotonic()
     bench = Bench(
         runner=sandbox, limits=options.limits, deadline=started + options.total_seconds, retries=options.retries,
         stop=options.score == "all",
     )  # fmt: skip
     try:
-        results = session.wait(results_of(bench, cases.prompt + program, cases))
+        results = session.wait(results_of(bench, whole(cases.prompt, program), cases))
     except SandboxUnavailable as trouble:
         # Whether the level can be had was asked when the judge was built: this is trouble of the moment.
         return Verdict.of("infra", why=f"{trouble.what} {trouble.fix}"[:500], isolation="sandbox")
@@ -107,6 +107,12 @@ def judge_program(program: str, reference: str, options: Options) -> Verdict:
         isolation="sandbox",
         seconds=time.monotonic() - started,
     )
+
+
+def whole(prompt: str, program: str) -> str:
+    """What the problem gives and what the model wrote, as one text: the latter may be the body of a function that the former
+    begins."""
+    return f"{prompt}\n{program}" if prompt and not prompt.endswith("\n") else prompt + program
 
 
 def _fault(reference: str, options: Options) -> Verdict | None:
@@ -132,6 +138,7 @@ def verdict_of(results: Sequence[Result], cases: Cases, score: str) -> Verdict:
     first = (undecided or failed)[:1] if score == "share" else failed[:1]
     evidence: dict[str, Any] = {
         "cases": total, "passed": passed, "marks": "".join(MARKS[result.status] for result in results)[:500],
+        "ms": [round(1e3 * result.took, 1) for result in results[:100]],
         "failed": [result.to_json(index + 1) for index, result in failed[:SHOWN_CASES]],
     }  # fmt: skip
     flags = tuple(dict.fromkeys(flag for result in results for flag in result.flags))
@@ -190,12 +197,13 @@ class _Session:
         threading.Thread(target=self._loop.run_forever, name="jurat-code", daemon=True).start()
 
     def sandbox(self, options: Options) -> Sandbox:
+        """Raises SandboxUnavailable."""
         key = (options.level, options.strict, options.preload)
         with self._lock:
             if key not in self._sandboxes:
-                self._sandboxes[key] = Sandbox(
-                    level=options.level, strict=options.strict, slots=SLOTS, preload=options.preload
-                )
+                made = Sandbox(level=options.level, strict=options.strict, slots=SLOTS, preload=options.preload)
+                self.wait(made.run(Program(text="")))  # what starting takes is no time of the first program
+                self._sandboxes[key] = made
             return self._sandboxes[key]
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:

@@ -6,9 +6,29 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jurat.verifiers.code.asserts import Call
 from jurat.verifiers.code.cases import CasesError, parse
+
+KEYS = (
+    "entry",
+    "tests",
+    "test",
+    "prompt",
+    "needs",
+    "compare",
+    "tol",
+    "checker",
+    "inputs",
+    "args",
+    "expected",
+    "stdin",
+    "stdout",
+    "$int",
+    "$set",
+)
 
 
 def made(**given: Any) -> str:
@@ -51,6 +71,7 @@ def one(**given: Any) -> dict[str, Any]:
         ({"mode": "func", "entry": "f", "tests": [{"args": [1]}]}, "test 1 has no expected value"),
         ({"mode": "func", "entry": "f", "tests": [{"args": 1, "expected": 1}]}, "test 1 is {args: [...], expected: ...}"),
         ({"mode": "func", "entry": "f", "tests": [{"args": [{"$bad": 1}], "expected": 1}]}, "test 1 holds a value that is none"),
+        ({"mode": "func", "entry": "f", "tests": [{"args": [[0] * 250_000], "expected": 1}]}, "test 1 has arguments that cannot be sent"),
         ({"mode": "assert", "tests": []}, "a list of statements that is not empty"),
         ({"mode": "assert", "tests": ["assert f(1 == 2"]}, "test 1 is not Python"),
         ({"mode": "assert", "tests": ["f(1)"]}, "test 1 checks nothing: it asserts nothing"),
@@ -135,3 +156,27 @@ def test_what_the_tests_call_is_found_or_given() -> None:
         )
     )
     assert given.test is not None and given.test.names == ("f",)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["f", "assert f(1) == 2", "1", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6),
+    st.sampled_from(["stdio", "func", "assert", "check", "unittest"]),
+)
+def test_any_object_is_cases_or_refused(value: dict[str, Any], mode: str) -> None:
+    try:
+        found = parse(json.dumps({**value, "mode": mode}))
+    except CasesError as fault:
+        assert str(fault)
+    else:
+        assert found.count > 0 and [bool(found.stdio), bool(found.calls), found.test is not None].count(True) == 1

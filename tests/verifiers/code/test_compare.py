@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jurat.verifiers.code.asserts import Call
+from jurat.verifiers.code.cases import Cases
 from jurat.verifiers.code.compare import shown, text_difference, value_difference
+from jurat.verifiers.code.running import _valued
 
 DATA = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -100,6 +104,33 @@ def test_a_difference_goes_both_ways(left, right) -> None:
 def test_what_is_shown_is_short_printable_ascii(value) -> None:
     text = shown(value)
     assert text.removesuffix("\u2026").isascii() and text.isprintable() and len(text) <= 61
+
+
+ANYTHING = st.recursive(
+    DATA
+    | st.binary(max_size=5)
+    | st.complex_numbers()
+    | st.floats()
+    | st.integers(15_000, 16_000).map(lambda n: -1 << n)
+    | st.sampled_from(["\ud800", "\x1b"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.integers(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(ANYTHING, ANYTHING, st.sampled_from(["value", "missing", "error", "type", "unsendable"]))
+def test_whatever_a_program_answers_is_told_and_never_breaks_the_judge(expected, value, key: str) -> None:
+    """What broke it would be an error of the verifier, and so a way out of being judged."""
+    call = Call(entry="f", args=(expected,), expected=expected)
+    for equality in ("data", "python"):
+        cases = Cases(mode="func", calls=(call,), equality=equality, tol=0.1)
+        found = _valued({key: value, "message": [value]}, call, cases)
+        assert found.status in ("correct", "incorrect") and found.why.isprintable()
+    json.dumps(found.to_json(1)).encode("utf-8")
 
 
 def test_huge_values_are_shown_without_writing_them_out() -> None:

@@ -12,7 +12,6 @@ import pytest
 from jurat.platform.types import Verdict
 
 Judge = Callable[..., Verdict]
-CALLED = ("func", "assert", "check", "unittest")
 LEVELS = ("ns", "seccomp")
 
 OURS = {
@@ -44,6 +43,14 @@ for line in ('{"value": 3}', '[0, "ok", "", "", 1, 1]', '{"passed": true}', '{"v
 def add(a, b): return None
 """,
     "answers what is no value": "import os\ndef add(a, b):\n    os.write(0, b'{\"missing\": []}' + bytes([10]))\n    return None",
+    "answers that something long is missing": """
+import os
+line = b'{"missing": {"$int": "0x' + b'f' * 9999 + b'"}}'
+def add(a, b): os.write(0, line + bytes([10]))
+""",
+    "an int too long to be written": "def add(a, b): return 7 ** 99999",
+    "an exception too long to be written": "def add(a, b): raise ValueError(7 ** 99999)",
+    "a complex number": "def add(a, b): return 3j",
     "closes the channel": "import os\ndef add(a, b):\n    os.close(0)\n    return 3",
     "takes the exception for its own": "def add(a, b): raise AssertionError",
     "an exception that ends a test well": "import unittest\ndef add(a, b): raise unittest.SkipTest('later')",
@@ -68,11 +75,19 @@ def add(a, b):
 }
 
 
-@pytest.mark.parametrize("mode", CALLED)
+@pytest.mark.parametrize("mode", ["func", "check"])
 @pytest.mark.parametrize("name", OURS)
 def test_ours(judge: Judge, name: str, mode: str) -> None:
     found = judge(OURS[name], mode, seconds=2.0)
     assert found.score == 0.0, found.why
+
+
+@pytest.mark.parametrize("mode", ["assert", "unittest"])
+@pytest.mark.parametrize(
+    "name", [name for name in OURS if any(word in name for word in ("equal", "test", "exception", "answers"))]
+)
+def test_ours_in_other_test_code(judge: Judge, name: str, mode: str) -> None:
+    assert judge(OURS[name], mode, seconds=2.0).score == 0.0
 
 
 @pytest.mark.parametrize("entry", ["len", "sum", "gcd", "comb", "json", "candidate", "__builtins__", "__name__"])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from jurat.platform.types import Problem, Verdict, VerifierSpec
+from jurat.verifiers.code import verifier
 from jurat.verifiers.code.cases import parse
 from jurat.verifiers.code.results import Result, escaped
 from jurat.verifiers.code.verifier import MAX_EVIDENCE, Options, judge_program, verdict_of
@@ -197,6 +201,41 @@ def test_trouble_of_the_sandbox_is_no_answer_of_the_policy() -> None:
         assert (found.status, found.score, found.fault) == ("infra", None, "infra")
     assert verdict_of([wrong], TWO, "all").status == "incorrect"  # decided before anything was lost
     assert verdict_of([wrong, lost], TWO, "share").score is None
+
+
+SLOW = {
+    "func": ("import time\ndef f():\n    time.sleep(0.6)\n    return 1", {"entry": "f", "tests": [{"args": [], "expected": 1}]}),
+    "check": ("import time\ndef f():\n    time.sleep(0.6)\n    return 1", {"entry": "f", "test": "def check(c):\n    assert c() + 0 == 1"}),
+    "stdio": ("import time\ntime.sleep(0.6)\nprint(1)", {"tests": [{"stdin": "", "stdout": "1"}]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", SLOW)
+def test_a_run_that_the_machine_lost_is_run_again(judge: Judge, mode: str) -> None:
+    """The process that runs programs is killed under a run, as a system out of memory would; by its number."""
+    program, cases = SLOW[mode]
+    judge(program, {"mode": mode, **cases})  # so that there is one
+    killed = threading.Timer(0.2, kill_zygotes)
+    killed.start()
+    found = judge(program, {"mode": mode, **cases})
+    killed.join()
+    assert (found.status, found.score) == ("correct", 1.0), found.why
+
+
+def test_a_run_that_is_lost_for_good_has_no_score(judge: Judge) -> None:
+    program, cases = SLOW["func"]
+    killed = threading.Timer(0.2, kill_zygotes)
+    killed.start()
+    found = judge(program, {"mode": "func", **cases}, retries=0)
+    killed.join()
+    assert (found.status, found.score, found.fault) == ("infra", None, "infra")
+
+
+def kill_zygotes() -> None:
+    for sandbox in verifier._session()._sandboxes.values():
+        for slot in sandbox._all:
+            if slot.zygote is not None:
+                os.kill(slot.zygote.pid, signal.SIGKILL)
 
 
 # ---- the completion ----------------------------------------------------------------------------------------------
