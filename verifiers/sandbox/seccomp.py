@@ -119,7 +119,7 @@ def base_rules(names: Mapping[str, int]) -> dict[int, Rule]:
         "setsockopt": Never(
             2, (26, 50, 51, 52)
         ),  # programs for the kernel: SO_ATTACH_FILTER, _BPF, SO_ATTACH_REUSEPORT_*
-        "fcntl": Never(1, (8, 10, 15)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would send a signal for it
+        "fcntl": Never(1, (8, 10, 15, 1024, 1026)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY: signals by the kernel
     }
     return {names[name]: rule for name, rule in rules.items() if name in names}
 
