@@ -204,7 +204,7 @@ class Sandbox:
         with slot.lock:
             if slot.zygote is not None:
                 return slot.zygote
-            made = Zygote(Setup(level=self._level, preload=self._preload, slot=slot.index))
+            made = Zygote(Setup(level=self._level, preload=self._preload))
             with self._lock:
                 if not self._closed:
                     slot.zygote = made

@@ -206,7 +206,7 @@ def _report(ours: _socket.socket, box: Box, status: int) -> tuple[bool, int, byt
     begun = said[:1] == b"S"
     if box.level == "ns" and begun and len(said) >= 5:
         (status,) = struct.unpack("=i", said[1:5])
-    return begun, status, b"" if begun else said[1:]
+    return begun, status, b"" if begun else said[1:].split(b"\0")[0]  # init's report comes after it
 
 
 def _kill(box: Box, pid: int, pidfd: int) -> None:

@@ -139,6 +139,24 @@ async def test_nothing_begins_after_the_close(level: str) -> None:
     assert sandbox.processes == ()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root, programs have the judge's own user")
+async def test_judges_do_not_share_users() -> None:
+    """Else the threads of one's programs count against the limit of the other's, and right programs fail."""
+    if not probe("seccomp").works:
+        pytest.skip(probe("seccomp").missing)
+    with Sandbox("seccomp", slots=1) as one, Sandbox("seccomp", slots=1) as other:
+        assert await says(one, "print(os.getuid())") != await says(other, "print(os.getuid())")
+
+
+async def test_less_than_was_promised_is_no_verdict(level: str) -> None:
+    """A judge that is limited itself: a right program would have no memory, and fail."""
+    wanted = resource.RLIMIT_NOFILE
+    limits = Limits(open_files=resource.getrlimit(wanted)[1] + 1, wall_seconds=30.0)
+    with Sandbox(level, slots=1) as sandbox:
+        outcome = await sandbox.run(Program(text="print(1)"), limits)
+    assert outcome.ending == "infra_error" and outcome.detail.endswith(" is wanted")
+
+
 APART = """
 import asyncio, os, sys, threading
 from jurat.verifiers.sandbox import Limits, Program, Sandbox
