@@ -81,7 +81,7 @@ class Zygote:
             self._process = subprocess.Popen(
                 [_interpreter(), "-s", "-S", "-P", "-X", "utf8", str(Path(__file__).with_name("zygote.py")), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                env={"PYTHONHASHSEED": "0", **dict.fromkeys(_SINGLE, "1")}, pass_fds=[theirs.fileno()],
+                env={"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", **dict.fromkeys(_SINGLE, "1")}, pass_fds=[theirs.fileno()],
                 start_new_session=True, cwd="/",
             )  # fmt: skip
         except OSError:

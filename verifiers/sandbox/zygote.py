@@ -21,6 +21,7 @@ if __name__ == "__main__":
     importlib.import_module("_jurat_box.zygote").main()
 
 import _socket
+import _thread
 import contextlib
 import ctypes
 import gc
@@ -41,12 +42,17 @@ STATUS = "=BBiiddq"
 wall seconds, CPU seconds, peak resident bytes. What failed follows, if it was not begun."""
 
 
+_THREAD_STACK = 8 << 20
+"""Of each thread, whatever the judge's ``ulimit -s``: 32 of them fit into the least memory that is of use. What a thread
+allocates must not take address space of its own either: ``MALLOC_ARENA_MAX``."""
+
+
 def main() -> NoReturn:
     control = _socket.socket(fileno=int(sys.argv[1]))
-    # A copy of the judge, made by fork, may hold the other end of ``control`` when the judge has died.
-    judge = os.pidfd_open(os.getppid())
     config = json.loads(control.recv(1 << 16))
     try:
+        # A copy of the judge, made by fork, may hold the other end of ``control`` when the judge has died.
+        judge = os.pidfd_open(os.getppid())
         # What the judge ignores, blocks or keeps to itself is handed down.
         os.umask(0o022)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -61,6 +67,7 @@ def main() -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("1000")
+        _thread.stack_size(_THREAD_STACK)
         box = Box(config)
         gc.collect()
         gc.freeze()
