@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from jurat.verifiers.sandbox.attacks import LETHAL, QUIET
 from jurat.verifiers.sandbox.program import Level, Limits, Program
 from jurat.verifiers.sandbox.slot import SandboxUnavailable
 
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 ORDER: tuple[Level, ...] = get_args(Level)
 _FIXES = (
     ("user namespace", "sysctl user.max_user_namespaces=65536 and kernel.unprivileged_userns_clone=1; in a container: run it"
@@ -42,11 +44,21 @@ class Probe:
     found: Mapping[str, str] = field(default_factory=dict)
     missing: str = ""
     fix: str = ""
+    passing: bool = False
+    """What is missing is missing now: descriptors, memory. It is looked for again."""
+
+
+def probe(level: Level) -> Probe:
+    """Set the level up once, and attack it (``attacks.py``): a level that lets one through does not work."""
+    try:
+        return _probe(level)
+    except OSError as fault:
+        return Probe(level=level, works=False, missing=str(fault), fix="close files, or `ulimit -n`", passing=True)
 
 
 @functools.lru_cache(maxsize=64)
-def probe(level: Level) -> Probe:
-    """Set the level up once, and attack it (``attacks.py``): a level that lets one through does not work."""
+def _probe(level: Level) -> Probe:
+    """Kept. Raises OSError for what may pass, which is not kept."""
     if sys.platform != "linux":
         why = f"{sys.platform}: levels ns and seccomp need Linux"
         return Probe(level=level, works=False, missing=why, fix="run the judge on Linux, or in a Linux container")
@@ -54,6 +66,9 @@ def probe(level: Level) -> Probe:
         with ThreadPoolExecutor(1) as thread:  # there may be an event loop in this one
             found = thread.submit(asyncio.run, _tried(level)).result()
     except (SandboxUnavailable, OSError) as fault:
+        cause = fault if isinstance(fault, OSError) else fault.__cause__
+        if isinstance(cause, OSError) and cause.errno in _PASSING:
+            raise cause from None
         what = fault.what if isinstance(fault, SandboxUnavailable) else str(fault)
         return Probe(level=level, works=False, missing=what, fix=_fix(what))
     return Probe(level=level, works=True, found=found)
@@ -67,6 +82,8 @@ def choose(asked: Level | str, *, strict: bool) -> Probe:
             found = probe(level)
             if found.works and level != "rlimits":
                 return found
+            if found.passing:  # the next level is weaker: not for a moment's trouble
+                raise _unavailable([found])
             tried.append(found)
         raise _unavailable(tried)
     if asked not in ORDER:

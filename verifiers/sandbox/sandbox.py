@@ -143,7 +143,7 @@ class Sandbox:
                         zygote = await asyncio.to_thread(self._zygote_of, slot)
                     except (NotReady, OSError) as fault:
                         if attempt == _TRIES - 1:
-                            raise SandboxUnavailable(str(fault), where=f"level {self._level}") from None
+                            raise SandboxUnavailable(str(fault), where=f"level {self._level}") from fault
                         continue
                 if self._closed:
                     raise _closed()
@@ -155,7 +155,7 @@ class Sandbox:
                     slot.discard()
                     zygote.close()  # another thread may have taken it from the slot
                     if attempt == _TRIES - 1:
-                        raise SandboxUnavailable(f"no zygote takes a run: {fault}", where="sandbox") from None
+                        raise SandboxUnavailable(f"no zygote takes a run: {fault}", where="sandbox") from fault
         except BaseException:
             self._release(slot)
             raise

@@ -105,15 +105,15 @@ class Zygote:
         ours.setblocking(False)
 
     def begin(self, limits: dict[str, Any], fds: list[int]) -> None:
-        """Hand over a run. Raises OSError if there is no process any more."""
+        """Hand over a run. Raises OSError if there is no process any more; SIGPIPE, which may end the judge, is not sent."""
         self.runs += 1
         self.control.sendmsg(
-            [json.dumps(limits).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+            [json.dumps(limits).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))], socket.MSG_NOSIGNAL
         )
 
     def kill_run(self) -> None:
         with contextlib.suppress(OSError):
-            self.control.send(b"kill")
+            self.control.send(b"kill", socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
         """End it at once, and with it the run under way."""

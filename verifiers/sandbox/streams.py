@@ -185,7 +185,7 @@ class Ends:
         view = memoryview(data)
         while view and self._channel is not None:
             try:
-                view = view[self._channel.send(view) :]
+                view = view[self._channel.send(view, socket.MSG_NOSIGNAL) :]
             except (BlockingIOError, InterruptedError):
                 self._writable = self._loop.create_future()
                 self._loop.add_writer(self._channel.fileno(), self._room)

@@ -164,9 +164,9 @@ async def test_less_than_was_promised_is_no_verdict(level: str) -> None:
     assert outcome.ending == "infra_error" and outcome.detail.endswith(" is wanted")
 
 
-APART = """
-import asyncio, os, sys, threading
-from jurat.verifiers.sandbox import Limits, Program, Sandbox
+APART = r"""
+import asyncio, os, resource, select, signal, sys, threading
+from jurat.verifiers.sandbox import Limits, Program, Sandbox, SandboxUnavailable
 
 level, what = sys.argv[1:]
 
@@ -185,7 +185,7 @@ async def cancels():
         for run in runs:
             run.cancel()
         await asyncio.gather(*runs, return_exceptions=True)
-    assert (await sandbox.run(Program(text="print(1)"))).stdout == b"1\\n"
+    assert (await sandbox.run(Program(text="print(1)"))).stdout == b"1\n"
     sandbox.close()
 
 def forks():
@@ -206,9 +206,9 @@ def forks():
     if child == 0:
         said = sandbox.run_sync(Program(text="print(1)")).stdout
         sandbox.close()
-        os._exit(0 if said == b"1\\n" and alone() else 1)
+        os._exit(0 if said == b"1\n" and alone() else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert sandbox.run_sync(Program(text="print(1)")).stdout == b"1\\n"
+    assert sandbox.run_sync(Program(text="print(1)")).stdout == b"1\n"
     sandbox.close()
 
 async def dies():
@@ -220,7 +220,33 @@ async def dies():
     print(sandbox.processes[0], flush=True)
     os.kill(os.getpid(), 9)
 
-asyncio.run(cancels()) if what == "cancels" else forks() if what == "forks" else asyncio.run(dies())
+def pipes():
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as many programs of the command line do
+    sandbox = Sandbox(level, slots=1)
+    sandbox.run_sync(Program(text=""))
+    zygote = os.pidfd_open(sandbox.processes[0])
+    os.kill(sandbox.processes[0], 9)
+    select.select([zygote], [], [])
+    assert sandbox.run_sync(Program(text="print(1)")).stdout == b"1\n"
+    sandbox.close()
+
+def starves():
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, limit[1]))
+    sandbox = Sandbox("auto", slots=1)
+    try:
+        sandbox._prepare()
+    except SandboxUnavailable as fault:
+        assert "Too many open files" in str(fault)
+    else:
+        raise AssertionError
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert sandbox.run_sync(Program(text="print(1)")).stdout == b"1\n"
+    sandbox.close()
+
+made = {"cancels": cancels, "forks": forks, "dies": dies, "pipes": pipes, "starves": starves}[what]()
+if made is not None:
+    asyncio.run(made)
 assert alone()
 """
 
@@ -233,11 +259,14 @@ def apart(level: str, what: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ["cancels", "forks"])
-def test_nothing_is_left(level: str, what: str) -> None:
-    """Cancelled while its zygote starts: an orphan. Forked while a thread holds a lock: a child that waits for ever."""
-    _, said = apart(level, what).communicate(timeout=60)
-    assert said == ""
+@pytest.mark.parametrize("what", ["cancels", "forks", "pipes", "starves"])
+def test_judges_in_trouble(level: str, what: str) -> None:
+    """Cancelled while its zygote starts: left an orphan. Forked while a thread holds a lock: the child waited for ever.
+    With the default SIGPIPE: died with its zygote. First used without descriptors: took a weaker level, or none, for ever.
+    """
+    judge = apart(level, what)
+    _, said = judge.communicate(timeout=60)
+    assert (judge.returncode, said) == (0, "")
 
 
 def test_a_judge_that_dies_takes_its_programs_along(level: str) -> None:
