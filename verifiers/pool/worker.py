@@ -130,11 +130,14 @@ def _die_with_parent() -> None:
 
 
 def _limit_memory(extra: int) -> None:
-    """Address space: what is mapped after loading, and ``extra`` bytes for the work."""
+    """Address space: what is mapped after loading, and ``extra`` bytes for the work. The hard limit stays: a sandbox has
+    its own for the programs that it runs, which may be larger."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + extra, mapped + extra))
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        wanted = mapped + extra if hard == resource.RLIM_INFINITY else min(mapped + extra, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
 def _failure(fault: BaseException, value: str) -> list[str]:

