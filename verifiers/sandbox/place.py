@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _sitebuiltins
+import binascii
 import builtins
 import contextlib
 import ctypes
@@ -204,7 +205,8 @@ class Box:
             seccomp.Filter(base).install()
 
         _step("seccomp", install)
-        self.probes["seccomp"] = f"{len(base) // 8} + {len(self._last) // 8} instructions"
+        digest = binascii.crc32(base + self._last)
+        self.probes["seccomp"] = f"{len(base) // 8} + {len(self._last) // 8} instructions, CRC {digest:08x}"
 
     def last(self, pid: int) -> seccomp.Filter:
         """The filter that a worker installs last."""

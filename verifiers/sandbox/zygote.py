@@ -174,7 +174,11 @@ def _child(box: Box, limits: dict[str, Any], fds: list[int], ours: _socket.socke
         worker.live(payload, theirs.fileno(), limits, box)
     if limits["writable"]:
         mounts.mount(
-            "tmpfs", WORK, "tmpfs", mounts.NOSUID | mounts.NODEV, f"size={limits['file_bytes']},nr_inodes=512,mode=700"
+            "tmpfs",
+            WORK,
+            "tmpfs",
+            mounts.NOSUID | mounts.NODEV,
+            f"size={max(limits['file_bytes'], 4096)},nr_inodes=512,mode=700",
         )
         os.chdir(WORK)
     os.setsid()
