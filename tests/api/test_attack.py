@@ -31,7 +31,8 @@ ATTACKS = {
         "    open({evidence!r} + '/outlives', 'w').write('PWNED late')\n    os._exit(0)\ntime.sleep(0.2)",
     ),
     "leaves_a_process": (
-        "effect", "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(6)\n    os._exit(0)\ntime.sleep(0.2)",
+        "effect",
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(6)\n    os._exit(0)\ntime.sleep(0.2)",
     ),
     "finds_its_file": (
         "leftover", "import os\np = {canary!r} + '-left'\n"
