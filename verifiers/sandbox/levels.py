@@ -26,6 +26,8 @@ _FIXES = (
     ("seccomp", "a kernel with CONFIG_SECCOMP_FILTER, on x86-64 or 64-bit Arm"),
     ("become user", "start it with CAP_SETUID and CAP_SETGID, or as a normal user"),
     ("read /", "install the interpreter where every user may read it, or run the judge as the user who may"),
+    ("OSError: RLIMIT", "ulimit -H: raise this limit of the judge, or ask for less"),
+    ("bind", "install the interpreter where every user may read it"),
     ("does not hold", "report this with the output of `jurat doctor`; until then take another machine"),
     ("preload", "install the package in the judge's environment, or leave it out of preload"),
 )  # fmt: skip
@@ -92,6 +94,8 @@ async def _tried(level: Level) -> dict[str, str]:
         sandbox._hold(level, {})
         limits = Limits(wall_seconds=20.0)
         quiet = await sandbox.run(Program(text=QUIET if level != "rlimits" else "print('done')"), limits)
+        if quiet.ending == "infra_error":
+            raise SandboxUnavailable(quiet.detail)
         worked = quiet.stdout.decode("ascii", "replace").split() if quiet.ending == "finished" else [quiet.detail]
         if level != "rlimits":
             for text in LETHAL:

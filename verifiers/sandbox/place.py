@@ -218,7 +218,7 @@ class Box:
         if self.level == "ns" and _KERNEL >= (5, 14):
             return 2
         if self.level == "seccomp" and self._was == 0:
-            return 64  # the user of this slot is nobody else's but that of the same slot of other judges
+            return 64  # the user of this zygote may be that of another judge's, if seldom
         if self.level == "ns":
             return 1 << 15
         now = time.monotonic()

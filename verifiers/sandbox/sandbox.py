@@ -57,7 +57,7 @@ class Sandbox:
         self.slots = slots or (
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         )
-        self._lock = threading.Lock()
+        self._locks: dict[int, threading.Lock] = {}
         self._pid = os.getpid()
         self._closed = False
         self._level: Level | None = None
@@ -66,6 +66,11 @@ class Sandbox:
         self._free: list[Slot] = [Slot(index) for index in range(self.slots)]
         self._all = list(self._free)
         self._waiting: collections.deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[Slot]]] = collections.deque()
+
+    @property
+    def _lock(self) -> threading.Lock:
+        """Of this process: in a copy of it, that of the first may be held by a thread that is not there."""
+        return self._locks.setdefault(os.getpid(), threading.Lock())
 
     # -- what it is
 
@@ -100,7 +105,7 @@ class Sandbox:
             if self._pid != os.getpid():
                 self._forked()
             if self._closed:
-                raise SandboxUnavailable("the sandbox is closed", fix="make a new one")
+                raise _closed()
             if self._level is None:
                 found = choose(self._asked, strict=self._strict)
                 self._hold(found.level, found.found)
@@ -132,20 +137,23 @@ class Sandbox:
         slot = await self._acquire()
         try:
             for attempt in range(_TRIES):
-                if slot.zygote is None:
-                    setup = Setup(level=self._level, preload=self._preload, slot=slot.index)
+                zygote = slot.zygote
+                if zygote is None:
                     try:
-                        slot.zygote = await asyncio.to_thread(Zygote, setup)
+                        zygote = await asyncio.to_thread(self._zygote_of, slot)
                     except (NotReady, OSError) as fault:
                         if attempt == _TRIES - 1:
                             raise SandboxUnavailable(str(fault), where=f"level {self._level}") from None
                         continue
-                run = Run(self, slot, program, limits, self.isolation_of(limits))
+                if self._closed:
+                    raise _closed()
+                run = Run(self, slot, zygote, program, limits, self.isolation_of(limits))
                 try:
                     run.begin()
                     return run
                 except OSError as fault:
                     slot.discard()
+                    zygote.close()  # another thread may have taken it from the slot
                     if attempt == _TRIES - 1:
                         raise SandboxUnavailable(f"no zygote takes a run: {fault}", where="sandbox") from None
         except BaseException:
@@ -189,6 +197,20 @@ class Sandbox:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- slots
+
+    def _zygote_of(self, slot: Slot) -> Zygote:
+        """Its own, or a new one. In a thread, which ends even where who waits for it is cancelled."""
+        assert self._level is not None
+        with slot.lock:
+            if slot.zygote is not None:
+                return slot.zygote
+            made = Zygote(Setup(level=self._level, preload=self._preload))
+            with self._lock:
+                if not self._closed:
+                    slot.zygote = made
+                    return made
+            made.close()
+            raise _closed()
 
     async def _acquire(self) -> Slot:
         loop = asyncio.get_running_loop()
@@ -268,6 +290,7 @@ class Slot:
 
     def __init__(self, index: int) -> None:
         self.index = index
+        self.lock = threading.Lock()
         self.zygote: Zygote | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.run: Run | None = None
@@ -293,9 +316,10 @@ class Slot:
 class Run:
     """A program under way: ``program.Running``. Used by the event loop that started it."""
 
-    def __init__(self, sandbox: Sandbox, slot: Slot, program: Program, limits: Limits, isolation: Isolation) -> None:
-        assert slot.zygote is not None
-        self._sandbox, self._slot, self._zygote = sandbox, slot, slot.zygote
+    def __init__(
+        self, sandbox: Sandbox, slot: Slot, zygote: Zygote, program: Program, limits: Limits, isolation: Isolation
+    ) -> None:
+        self._sandbox, self._slot, self._zygote = sandbox, slot, zygote
         self._program, self._limits, self._isolation = program, limits, isolation
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[Outcome] = self._loop.create_future()
@@ -308,6 +332,18 @@ class Run:
     def begin(self) -> None:
         """Make the payload and the streams, hand them over, listen. Raises OSError."""
         program, limits = self._program, self._limits
+        self._slot.run = self  # from here on other threads leave what it listens to alone
+        try:
+            self._give(program, limits)
+        except BaseException:
+            self._slot.run = None
+            raise
+        assert self._ends is not None
+        self._ends.listen()
+        self._loop.add_reader(self._zygote.control.fileno(), self._reported)
+        self._timer = self._loop.call_later(limits.wall_seconds + _GRACE, self._overdue)
+
+    def _give(self, program: Program, limits: Limits) -> None:
         self._page = os.memfd_create("run")
         opened: list[int] = [self._page]
         try:
@@ -332,10 +368,6 @@ class Run:
             raise
         for fd in opened[1:]:
             os.close(fd)
-        self._slot.run = self
-        self._ends.listen()
-        self._loop.add_reader(self._zygote.control.fileno(), self._reported)
-        self._timer = self._loop.call_later(limits.wall_seconds + _GRACE, self._overdue)
 
     async def send(self, message: Any) -> None:
         """One value into the channel. Raises typed.Untyped; a program that has ended takes it without a word."""
@@ -457,6 +489,10 @@ class Run:
         if not self._loop.is_closed():
             self._ended.set_result(outcome)
         self._sandbox._release(self._slot)
+
+
+def _closed() -> SandboxUnavailable:
+    return SandboxUnavailable("the sandbox is closed", fix="make a new one")
 
 
 def _fill(fd: int, *parts: bytes) -> None:

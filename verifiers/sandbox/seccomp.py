@@ -28,19 +28,21 @@ EPERM = refuse(errno.EPERM)
 
 _NEW = 0x7E020080
 """CLONE_NEW* of cgroup, uts, ipc, user, pid, net, mount and time."""
-_THREAD = 0x00010000
+_THREAD, _FILES = 0x00010000, 0x400
+_OOB = 1
+"""MSG_OOB."""
 OWN_PID = 0x5EC0_0B0C
 """Stands in a filter for the worker's own process id, see ``own``."""
 
 _ALLOWED = """
-read write readv writev pread64 pwrite64 preadv pwritev close close_range
+read write readv writev pread64 pwrite64 preadv pwritev close
 lseek open openat openat2 creat stat fstat lstat newfstatat statx
 access faccessat faccessat2 readlink readlinkat getdents getdents64 getcwd chdir fchdir
 mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat
 symlink symlinkat chmod fchmod fchmodat truncate ftruncate fallocate fsync fdatasync
 utimensat futimesat umask dup dup2 dup3 flock pipe pipe2
 poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
-eventfd2 timerfd_create timerfd_settime timerfd_gettime sendmsg recvmsg sendto recvfrom shutdown
+eventfd2 timerfd_create timerfd_settime timerfd_gettime shutdown
 getsockopt getsockname getpeername mmap munmap mremap mprotect madvise brk
 msync mlock munlock membarrier rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend
 sigaltstack pause alarm getitimer setitimer timer_create timer_settime timer_gettime timer_delete kill
@@ -116,6 +118,13 @@ def base_rules(names: Mapping[str, int]) -> dict[int, Rule]:
         "sched_setaffinity": Only(0, (0,)),
         "get_robust_list": Only(0, (0,)),
         "socketpair": Only(0, (1,)),  # AF_UNIX
+        # A byte out of band has broken kernels, and no library sends one to a socket without a network.
+        "sendto": Bits(3, 0, _OOB),
+        "recvfrom": Bits(3, 0, _OOB),
+        "sendmsg": Bits(2, 0, _OOB),
+        "recvmsg": Bits(2, 0, _OOB),
+        # Not CLOSE_RANGE_UNSHARE: each thread would have ``open_files`` of its own, and what their buffers hold.
+        "close_range": Bits(2, 0, 2),
         # Programs for the kernel: SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF.
         "setsockopt": Never(2, (26, 50, 51, 52)),
         # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY: the kernel would send signals, to others too.
@@ -130,13 +139,16 @@ def run_rules(names: Mapping[str, int], *, contained: bool, landlock: int) -> di
     rules |= {
         "mount": KILL,
         "prctl": Only(0, (15, 16)),  # names
-        "clone": Bits(0, wanted=_THREAD, banned=_NEW),
+        "clone": Bits(0, wanted=_THREAD | _FILES, banned=_NEW),  # CLONE_FILES: see close_range
         # SOCK_STREAM, with or without SOCK_NONBLOCK and SOCK_CLOEXEC: a pair of datagram sockets sends to any address.
         "socketpair": Only(1, (1, 0x801, 0x80001, 0x80801)),
     }
     if not contained:
         rules |= dict.fromkeys(_NAMES.split(), EPERM)
         rules |= {"kill": Only(0, (OWN_PID,)), "tgkill": Only(0, (OWN_PID,)), "tkill": EPERM}
+        # A clock below 0 is the CPU time of some process: the judge's can be read, and its timers set.
+        clocks = ("clock_gettime", "clock_getres", "clock_nanosleep", "timer_create")
+        rules |= dict.fromkeys(clocks, Bits(0, 0, 1 << 31))
         if landlock < 3:  # truncation is not its business then, and needs no right to write
             truncate = 0o1000
             rules |= {"open": Bits(1, 0, truncate), "openat": Bits(2, 0, truncate), "openat2": EPERM}

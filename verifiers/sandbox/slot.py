@@ -7,6 +7,7 @@ import contextlib
 import functools
 import grp
 import importlib.util
+import itertools
 import json
 import os
 import pwd
@@ -26,7 +27,9 @@ from jurat.verifiers.sandbox.program import Level
 START_SECONDS = 60.0
 """For a zygote to start, its preloaded packages included."""
 _FIRST_USER = 64_000
-"""As root, programs run as a user of this number and up, one for each slot."""
+"""As root, programs run as a user of this number and up, one for each zygote."""
+_USERS = 1_000
+_started = itertools.count()
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -42,12 +45,11 @@ class Setup:
 
     level: Level
     preload: tuple[str, ...] = ()
-    slot: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
             "level": self.level, "preload": list(self.preload), "path": _folders(self.preload),
-            "uid": _first_user() + self.slot % 1_000, "single": list(_SINGLE),
+            "uid": _first_user() + _next_user() % _USERS, "single": list(_SINGLE),
         }  # fmt: skip
 
 
@@ -127,13 +129,19 @@ class Zygote:
             self._process.send_signal(signal.SIGKILL)
 
 
+def _next_user() -> int:
+    """Another for each zygote, and other ones than other judges' as far as may be: where programs of two judges have one
+    user, the threads of one count against the limit of the other."""
+    return os.getpid() * 61 + next(_started)
+
+
 @functools.cache
 def _first_user() -> int:
     """The first of a thousand numbers of which none is a user's."""
     taken = {user.pw_uid for user in pwd.getpwall()} | {group.gr_gid for group in grp.getgrall()}
     first = _FIRST_USER
-    while any(number in taken for number in range(first, first + 1_000)):
-        first -= 1_000
+    while any(number in taken for number in range(first, first + _USERS)):
+        first -= _USERS
     return first
 
 

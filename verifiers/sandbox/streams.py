@@ -63,15 +63,22 @@ class Ends:
         self._ended = not channel
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._out, out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._err, err = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        for fd in (out, err):
-            os.set_blocking(fd, True)
-        self.theirs = [out, err]
-        if channel:
-            self._channel, other = socket.socketpair()
-            self._channel.setblocking(False)
-            self.theirs.insert(0, other.detach())
+        made: list[int] = []
+        try:
+            for _ in range(2):
+                made += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            self._out, out, self._err, err = made
+            for fd in (out, err):
+                os.set_blocking(fd, True)
+            self.theirs = [out, err]
+            if channel:
+                self._channel, other = socket.socketpair()
+                self._channel.setblocking(False)
+                self.theirs.insert(0, other.detach())
+        except OSError:
+            for fd in made:
+                os.close(fd)
+            raise
 
     def listen(self) -> None:
         self._loop.add_reader(self._out, self._pump, self._out)

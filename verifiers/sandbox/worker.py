@@ -39,6 +39,8 @@ _encode, _decode, _Untyped = typed.encode, typed.decode, typed.Untyped
 _TYPES = [kind for kind in vars(builtins).values() if isinstance(kind, type)]
 _BASES = {kind.__name__: kind for kind in _TYPES if issubclass(kind, BaseException)}
 _CHANNEL = 0
+_PROMISED = ("CPU", "FSIZE", "NOFILE", "AS")
+"""What a program is told that it may use."""
 _NODES, _DEPTH, _SIZE = typed.MAX_NODES, typed.MAX_DEPTH, 64 << 20
 
 
@@ -93,7 +95,10 @@ def _limit(limits: _Json, box: Any) -> None:
         if which is None:
             continue
         had = resource.getrlimit(which)[1]
-        value = value if had == resource.RLIM_INFINITY else min(value, had)
+        if had != resource.RLIM_INFINITY and value > had:
+            if name in _PROMISED:  # less would make right programs wrong, for no fault of theirs
+                raise OSError(f"RLIMIT_{name} of the judge is {had}: {value} is wanted")
+            value = had
         resource.setrlimit(which, (value, value))  # of CPU, the hard limit kills at once; a soft one could be ignored
 
 

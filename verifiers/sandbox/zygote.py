@@ -39,11 +39,12 @@ _NEWNS, _NEWIPC, _NEWPID, _PIDFD = 0x20000, 0x8000000, 0x20000000, 0x1000
 STATUS = "=BBiiddq"
 """How a run ended: whether the program was begun, whether it was killed for its wall time, exit code or -1, signal or 0,
 wall seconds, CPU seconds, peak resident bytes. What failed follows, if it was not begun."""
-_IDLE_MS = 5_000
 
 
 def main() -> NoReturn:
     control = _socket.socket(fileno=int(sys.argv[1]))
+    # A copy of the judge, made by fork, may hold the other end of ``control`` when the judge has died.
+    judge = os.pidfd_open(os.getppid())
     config = json.loads(control.recv(1 << 16))
     try:
         # What the judge ignores, blocks or keeps to itself is handed down.
@@ -71,20 +72,18 @@ def main() -> NoReturn:
         control.send(json.dumps({"failed": f"{type(fault).__name__}: {fault}"[:1000]}).encode())
         os._exit(0)
     control.send(json.dumps({"ready": box.probes}).encode())
-    parent = os.getppid()
     poll = select.poll()
     poll.register(control.fileno(), select.POLLIN)
+    poll.register(judge, select.POLLIN)
     while True:
-        if not poll.poll(_IDLE_MS):
-            if os.getppid() != parent:
-                os._exit(0)
-            continue
+        if any(fd == judge for fd, _ in poll.poll()):
+            os._exit(0)
         message, fds = _receive(control)
         if not message:
             os._exit(0)
         if not fds:
             continue  # a kill that came after the end of its run
-        if not _serve(box, control, json.loads(message), fds):
+        if not _serve(box, control, judge, json.loads(message), fds):
             os._exit(0)
 
 
@@ -97,7 +96,7 @@ def _receive(control: _socket.socket) -> tuple[bytes, list[int]]:
     return message, fds
 
 
-def _serve(box: Box, control: _socket.socket, limits: dict[str, Any], fds: list[int]) -> bool:
+def _serve(box: Box, control: _socket.socket, judge: int, limits: dict[str, Any], fds: list[int]) -> bool:
     """One run. False when the judge has gone."""
     box.others()  # here, not in each child: it remembers for a while
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -112,6 +111,7 @@ def _serve(box: Box, control: _socket.socket, limits: dict[str, Any], fds: list[
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.register(control.fileno(), select.POLLIN)
+    poll.register(judge, select.POLLIN)
     while True:
         left = deadline - time.monotonic()
         ready = poll.poll(max(0.0, left * 1000.0)) if left > 0 else []
@@ -119,7 +119,7 @@ def _serve(box: Box, control: _socket.socket, limits: dict[str, Any], fds: list[
             break
         over = not ready
         if ready:
-            here = bool(control.recv(16))
+            here = all(fd != judge for fd, _ in ready) and bool(control.recv(16))
         _kill(box, pid, pidfd)
         break
     _, status, used = os.wait4(pid, 0)
@@ -206,7 +206,7 @@ def _report(ours: _socket.socket, box: Box, status: int) -> tuple[bool, int, byt
     begun = said[:1] == b"S"
     if box.level == "ns" and begun and len(said) >= 5:
         (status,) = struct.unpack("=i", said[1:5])
-    return begun, status, b"" if begun else said[1:]
+    return begun, status, b"" if begun else said[1:].split(b"\0")[0]  # init's report comes after it
 
 
 def _kill(box: Box, pid: int, pidfd: int) -> None:
