@@ -561,11 +561,15 @@ class _Level:
     def _try_benign(self) -> None:
         needed = sorted({need for b in self._manifest.benign for need in _needs(b)})
         have = [name for name in needed if importable(name)]
-        if have and "error" in (opened := self._open(have)):
-            raise RunFailed(opened["error"], where=f"preload {', '.join(have)}", fix="jurat doctor says more")
+        trouble = self._open(have).get("error", "") if have else ""
+        if trouble:
+            self._open()
         for benign in self._manifest.benign:
             if missing := [need for need in _needs(benign) if need not in have]:
                 self._found.skipped[benign.id] = f"needs {', '.join(missing)}"
+                continue
+            if trouble and _needs(benign):
+                self._found.failed[benign.id] = trouble
                 continue
             self._tell(f"{self._level}: {benign.id} (benign)")
             try:
@@ -573,7 +577,7 @@ class _Level:
             except JudgeDied as death:
                 said = {"score": None, "status": "the judge died", "why": str(death)}
                 self._judge = JudgeProcess(self._canaries.secret, self._uid)
-                self._open(have)
+                self._open(() if trouble else have)
             if said.get("score") == 1.0:
                 self._found.passed.append(benign.id)
             elif said.get("denied_file") and self._level == "seccomp":

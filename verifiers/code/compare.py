@@ -47,7 +47,7 @@ def _ended(text: bytes) -> bytes:
 
 
 def _numbers_close(a: bytes, b: bytes, tol: float) -> bool:
-    if len(a) > 400 or len(b) > 400:
+    if len(a) > 400 or len(b) > 400 or b"_" in a + b:  # "1_0" is a number to Python alone
         return False
     try:
         return close(float(a), float(b), tol)
@@ -166,8 +166,8 @@ def shown(value: Any) -> str:
     """Plain data, or the bytes of a token or line, in at most about ``SHOWN`` printable ASCII characters."""
     if isinstance(value, bytes):
         text = ascii(value[: SHOWN + 1].decode("utf-8", "backslashreplace"))
-        return text if len(value) <= SHOWN else text[:SHOWN] + "…"
-    text = _short(value, SHOWN)
+    else:
+        text = _short(value, SHOWN)
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 

@@ -6,6 +6,7 @@ import array
 import contextlib
 import functools
 import grp
+import importlib.util
 import json
 import os
 import pwd
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +45,22 @@ class Setup:
     slot: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         return {
-            "level": self.level, "preload": list(self.preload), "path": packages if self.preload else [],
+            "level": self.level, "preload": list(self.preload), "path": _folders(self.preload),
             "uid": _first_user() + self.slot % 1_000, "single": list(_SINGLE),
         }  # fmt: skip
+
+
+def _folders(names: Iterable[str]) -> list[str]:
+    """Where this process finds these modules and what they need, but for the standard library."""
+    found = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} if names else set()
+    library = sysconfig.get_path("stdlib")
+    for name in names:
+        spec = importlib.util.find_spec(name.partition(".")[0])
+        if spec is not None and spec.has_location and spec.origin is not None:
+            place = Path(spec.origin).parent
+            found.add(str(place.parent if spec.submodule_search_locations else place))
+    return sorted(found - {library, f"{library}/lib-dynload"})
 
 
 class NotReady(Exception):

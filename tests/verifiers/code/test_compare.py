@@ -34,6 +34,7 @@ DATA = st.recursive(
         ("0.3", b"0.30000000000000004", "tokens", 1e-9, ""),
         ("1e6", b"1000000.5", "tokens", 1e-6, ""),
         ("inf", b"nan", "tokens", 1, "token 1: expected 'inf', got 'nan'"),
+        ("10", b"1_0", "tokens", 1, "token 1: expected '10', got '1_0'"),
         ("x", b"y", "tokens", 1, "token 1: expected 'x', got 'y'"),
         ("a b\n", b"a b", "exact", 0, ""),
         ("a\r\nb", b"a\nb\n", "exact", 0, ""),
