@@ -77,7 +77,7 @@ def fault_of(tree: ast.AST) -> str:
         if isinstance(node, ast.Assert):
             if isinstance(node.test, ast.Tuple) and node.test.elts:
                 return f"the assert in line {node.lineno} is always true: it asserts a tuple"
-            checks |= not isinstance(node.test, ast.Constant)
+            checks |= not isinstance(node.test, ast.Constant) or not node.test.value
         checks |= isinstance(node, ast.Raise) or _is_check(node)
     return "" if checks else "it asserts nothing"
 
@@ -87,11 +87,21 @@ def raises(tree: ast.AST) -> bool:
     return any(isinstance(node, ast.Raise) for node in ast.walk(tree))
 
 
+def wants_exception(tree: ast.AST) -> bool:
+    """Whether it holds an assert of what is false, or ``fail()``: right is what raises before that is reached."""
+    return any(
+        isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant) and not node.test.value
+        or isinstance(node, ast.Call) and _called_name(node) == "fail"
+        for node in ast.walk(tree)
+    )  # fmt: skip
+
+
 def _is_check(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call):
-        return False
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return isinstance(name, str) and name.startswith(_CHECKS)
+    return isinstance(node, ast.Call) and _called_name(node).startswith(_CHECKS)
+
+
+def _called_name(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def defines(tree: ast.Module, name: str) -> bool:
@@ -191,6 +201,8 @@ class TestProgram:
     """What of the program it calls; ``candidate`` is the first of them."""
     counted: bool = True
     """Whether a piece that counts no assert checked nothing."""
+    raising: bool = False
+    """Whether an exception of the program counts as an assert that holds: some tests fail where there is none."""
 
     def text(self, mark: str, start: int = 0) -> str:
         """The program whose pieces from ``start`` on report lines that begin with ``mark``."""
@@ -200,7 +212,7 @@ class TestProgram:
         made = []
         for index, piece in enumerate(self.pieces[start:], start):
             made.append(f"def _jurat_piece_{index}():\n{_indented(piece)}\n_jurat_run({index}, _jurat_piece_{index})\n")
-        return f"_jurat_mark = {mark!r}\n{raw}{_RUNNER}{self.prompt}\n{bound}{self.code}\n{''.join(made)}"
+        return f"_jurat_mark, _jurat_raising = {mark!r}, {self.raising:d}\n{raw}{_RUNNER}{self.prompt}\n{bound}{self.code}\n{''.join(made)}"
 
     @property
     def entry(self) -> str:
@@ -254,11 +266,12 @@ def piece_of_method(cls: str, method: str) -> str:
 _RUNNER = """\
 def _jurat_setup():
     import json, os
-    asserted, calls, caught = [0], [0], [None]
+    asserted, calls, caught, unsent, before = [0], [0], [None], [None], []
 
     def run(index, piece):
-        asserted[0] = calls[0] = 0
-        caught[0] = None
+        before.append(calls[0])  # the first: calls of the module itself, for all pieces
+        asserted[0], calls[0] = 0, before[0]
+        caught[0] = unsent[0] = None
         try:
             piece()
             said = ["ok", "", ""]
@@ -266,6 +279,8 @@ def _jurat_setup():
             said = ["raised" if fault is caught[0] else "wrong", "AssertionError", str(fault)[:300]]
         except BaseException as fault:
             said = ["raised" if fault is caught[0] else "failed", type(fault).__name__, str(fault)[:300]]
+        if unsent[0] is not None:  # even where the test took it for an exception of the program
+            said = ["unsent", "Untyped", str(unsent[0])[:300]]
         line = "\\n" + _jurat_mark + json.dumps([index, *said, calls[0], asserted[0]]) + "\\n"
         os.write(1, line.encode())
 
@@ -282,6 +297,9 @@ def _jurat_setup():
                 return raw(*args, **kwargs)
             except BaseException as fault:
                 caught[0] = fault
+                if type(fault).__name__ == "Untyped":
+                    unsent[0] = fault
+                asserted[0] += _jurat_raising
                 raise
         call.__name__ = name
         return call

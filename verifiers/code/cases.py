@@ -243,7 +243,10 @@ def _program(shared: dict[str, Any], code: str, pieces: list[str], names: tuple[
     if len(pieces) > MAX_TESTS:
         raise CasesError(f"{len(pieces)} tests, at most {MAX_TESTS}")
     counted = not any(asserts.raises(tree) for tree in trees)
-    made = TestProgram(prompt=shared["prompt"], code=code, pieces=tuple(pieces), names=names, counted=counted)
+    made = TestProgram(
+        prompt=shared["prompt"], code=code, pieces=tuple(pieces), names=names, counted=counted,
+        raising=any(asserts.wants_exception(tree) for tree in trees),
+    )  # fmt: skip
     return Cases(**shared, test=made)
 
 
