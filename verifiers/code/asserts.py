@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -45,6 +46,15 @@ def parsed(text: str, what: str) -> ast.Module:
         line = f" in line {fault.lineno}" if isinstance(fault, SyntaxError) and fault.lineno else ""
         said = fault.msg if isinstance(fault, SyntaxError) else str(fault)
         raise ValueError(f"{what} is not Python: {said}{line}") from None
+
+
+def stub(prompt: str) -> str:
+    """The code that a problem gives, as code of its own: where it ends with the head of a function, that does nothing."""
+    heads = _HEAD.findall(prompt)
+    return f"{prompt.rstrip()}\n{heads[-1]}    pass\n" if heads and prompt.rstrip().endswith(":") else prompt
+
+
+_HEAD = re.compile(r"^([ \t]*)(?:async +)?def ", re.MULTILINE)
 
 
 # ---- what it calls, and whether it checks ------------------------------------------------------------------------
@@ -90,10 +100,10 @@ def raises(tree: ast.AST) -> bool:
 def wants_exception(tree: ast.AST) -> bool:
     """Whether it holds an assert of what is false, or ``fail()``: right is what raises before that is reached."""
     return any(
-        isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant) and not node.test.value
-        or isinstance(node, ast.Call) and _called_name(node) == "fail"
+        (isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant) and not node.test.value)
+        or (isinstance(node, ast.Call) and _called_name(node) == "fail")
         for node in ast.walk(tree)
-    )  # fmt: skip
+    )
 
 
 def _is_check(node: ast.AST) -> bool:

@@ -190,7 +190,7 @@ def _func(value: dict[str, Any], entry: str, shared: dict[str, Any]) -> Cases:
 
 
 def _tested(value: dict[str, Any], entry: str, shared: dict[str, Any]) -> Cases:
-    prompt = asserts.parsed(shared["prompt"], "prompt")
+    prompt = asserts.parsed(asserts.stub(shared["prompt"]), "prompt")
     return (_asserted if shared["mode"] == "assert" else _code)(value, entry, shared, prompt)
 
 
@@ -244,7 +244,7 @@ def _program(shared: dict[str, Any], code: str, pieces: list[str], names: tuple[
         raise CasesError(f"{len(pieces)} tests, at most {MAX_TESTS}")
     counted = not any(asserts.raises(tree) for tree in trees)
     made = TestProgram(
-        prompt=shared["prompt"], code=code, pieces=tuple(pieces), names=names, counted=counted,
+        prompt=asserts.stub(shared["prompt"]), code=code, pieces=tuple(pieces), names=names, counted=counted,
         raising=any(asserts.wants_exception(tree) for tree in trees),
     )  # fmt: skip
     return Cases(**shared, test=made)

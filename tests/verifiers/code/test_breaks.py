@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jurat.platform.types import Verdict
+from jurat.verifiers.code.extract import extract
 
 Judge = Callable[..., Verdict]
 
@@ -69,3 +70,54 @@ def test_what_cannot_be_sent_is_the_fault_of_the_data(judge: Judge, argument: st
     found = judge("def f(x): return 3", check("class P: pass\nlater = lambda: 3\n" + way.format(argument)))
     assert (found.status, found.score) == ("bad_gold", None)
     assert "the tests call it with what cannot be sent: a value of type" in found.why
+
+
+HEAD = "def f(n):\n"
+DOCUMENTED = 'import math\n\n\ndef f(n):\n    """Gives it back."""\n'
+WHOLE = "def f(n):\n    return n\n"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "program"),
+    [
+        (DOCUMENTED, "from __future__ import annotations\nfrom __future__ import division\n" + WHOLE),
+        (HEAD, WHOLE),
+        (HEAD, "    return n\n"),
+        (HEAD, "# a comment\n\n    return n\n"),
+        ("class Solution:\n    def f(\n        self,\n        n: int) -> int:\n", "        return n\n"),
+        ("class Solution:\n    def f(\n        self,\n        n: int) -> int:\n", "class Solution:\n    def f(self, n): return n"),
+        ("", WHOLE + "if __name__ == '__main__':\n    print(f(int(input())))\n"),
+        ("", WHOLE + "if __name__ == '__main__':\n    import sys, unittest\n    unittest.main()\n    sys.exit(0)\n"),
+        ("", "import pickle, dataclasses\n@dataclasses.dataclass\nclass P: x: int\n"
+             "def f(n): return pickle.loads(pickle.dumps(P(n))).x\n"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("mode", ["func", "check"])
+def test_whole_programs_and_bodies(judge: Judge, prompt: str, program: str, mode: str) -> None:
+    entry = "Solution.f" if "Solution" in prompt else "f"
+    cases = {**check("for n in (1, 2): assert candidate(n) == n", entry), "prompt": prompt}
+    if mode == "func":
+        cases = {"mode": "func", "entry": entry, "tests": [{"args": [1], "expected": 1}], "prompt": prompt}
+    found = judge(program, cases)
+    assert found.status == "correct", found.why
+
+
+@pytest.mark.parametrize(
+    ("completion", "program"),
+    [
+        ("```python\nprint(1)\n```\n```\n", "print(1)\n"),
+        ("```python\nprint(1)\n```\n```\nThat is all.", "print(1)\n"),
+        ("```\nprint(1)\n```\n```", "print(1)\n"),
+        ("1. ```python\n   if 1:\n       print(1)\n   ```\n", "if 1:\n    print(1)\n"),
+        ("- ```\n  print(1)\n  ```\n", "print(1)\n"),
+        ("10. ~~~py\n\n    print(1)\n    ~~~\n", "\nprint(1)\n"),
+        ("* ```python\nif 1:\n  print(1)\n```\n", "if 1:\n  print(1)\n"),
+    ],
+)
+def test_fences_as_models_write_them(completion: str, program: str) -> None:
+    assert extract(completion).program == program
+
+
+def test_a_fence_that_was_cut_off_is_no_slip() -> None:
+    assert extract("```python\nprint(1)\n```\n```\npri", finish="length").status == "unparseable"
+    assert extract("```python\nprint(1)\n```\n```", finish="length").program is None
