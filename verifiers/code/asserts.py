@@ -80,6 +80,67 @@ def unknown_names(trees: Iterable[ast.AST]) -> list[str]:
     return [name for name in read if name not in bound]
 
 
+def names_at_once(tree: ast.Module) -> list[str]:
+    """Unknown names that are read while the code itself runs: outside of functions and classes."""
+    if _any_name(tree):
+        return []
+    own = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+    known = {*_bound(tree), *dir(builtins)}
+    return [name for name in unknown_names(own) if name not in known]
+
+
+def cannot_travel(tree: ast.Module, prompt: ast.Module, names: Sequence[str]) -> str:
+    """Why a test of a program in another process cannot be what it seems, or ''. ``names`` are the program's."""
+    called = {name.partition(".")[0] for name in names}
+    unknown = set(unknown_names([tree, prompt])) - called
+    if unknown and not _any_name(tree) and not _any_name(prompt):
+        return f"it reads {min(unknown)}, which neither it nor the prompt defines, and which is not the entry"
+    operands = {id(part) for node in ast.walk(tree) for part in _operands(node)}
+    objects = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) if name in called and id(node) in operands:
+                return f"it reads {name} of the program and does not call it: only calls can be made from here"
+            case ast.Call(func=ast.Name(id=name)) if name in called:
+                for item in [*node.args, *(word.value for word in node.keywords)]:
+                    lazy = isinstance(item, ast.Call) and isinstance(item.func, ast.Name) and item.func.id in _LAZY
+                    if lazy or isinstance(item, (ast.Lambda, ast.GeneratorExp)):
+                        return f"it calls {name} with {ast.unparse(item)[:60]}, which cannot be sent to another process"
+            case ast.Attribute(value=ast.Call(func=ast.Name(id=name))) if name in called and name[:1].isupper():
+                objects.add(name)
+            case ast.Assign(value=ast.Call(func=ast.Name(id=name))) if name in called and name[:1].isupper():
+                objects.add(name)
+    if objects:
+        name = min(objects)
+        return f"it makes an object of {name}, which cannot leave the program: test functions, or name an entry {name}.method"
+    return ""
+
+
+_LAZY = frozenset({"range", "iter", "map", "filter", "zip", "reversed", "enumerate", "object", "open"})
+"""Built-in functions that give no plain data."""
+
+
+def _operands(node: ast.AST) -> list[ast.expr]:
+    match node:
+        case ast.Compare(left=left, comparators=rest):
+            return [left, *rest]
+        case ast.BinOp(left=left, right=right):
+            return [left, right]
+        case ast.Subscript(value=value):
+            return [value]
+    return []
+
+
+def _any_name(tree: ast.AST) -> bool:
+    """Whether it imports all that a module has, so that nobody can say what it defines."""
+    return any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree))
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    everything = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return everything - set(unknown_names([tree]))
+
+
 def fault_of(tree: ast.AST) -> str:
     """Why the code cannot find anything wrong, or ''."""
     checks = False
@@ -116,6 +177,16 @@ def _called_name(node: ast.Call) -> str:
 
 def defines(tree: ast.Module, name: str) -> bool:
     return any(isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name for node in tree.body)
+
+
+def parameters(tree: ast.Module, name: str) -> list[str]:
+    """Of the function ``name``."""
+    return [
+        arg.arg
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+        for arg in node.args.args
+    ]
 
 
 def test_methods(tree: ast.Module) -> list[tuple[str, str]]:

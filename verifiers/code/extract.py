@@ -3,8 +3,8 @@
 1. Only the text after the last thinking end tag counts; thinking that never ended holds no program.
 2. Fenced blocks (three or more backticks or tildes) are read as in Markdown: a fence closes with the same characters, at
    least as many; one may begin an item of a list, and one that is tagged as Python's may also end a line of prose. The
-   program is the last block tagged ``python``, ``py``, ``python3`` or ``py3``; where there is none, the last block, if it has no tag. A last block in
-   another language is refused.
+   program is the last block tagged ``python``, ``py``, ``python3`` or ``py3``; where there is none, the last block, if it
+   has no tag. A last block in another language is refused.
 3. A block that the end of the text leaves open is the program if the model ended there by itself, and refused where it
    was cut off: an earlier block never takes its place. A fence without a tag that opens nothing, or prose after a block
    tagged as Python's, is a slip of a model that ended by itself.

@@ -133,6 +133,9 @@ def _fault(reference: str, options: Options) -> Verdict | None:
         cases = parse(reference)
     except CasesError as fault:
         return Verdict.of("bad_gold", why=str(fault)[:500])
+    if cases.output_bytes > options.output_kb << 10:
+        why = f"the cases expect {cases.output_bytes} bytes of output, over {options.output_kb} KiB: raise output_kb"
+        return Verdict.of("error", why=why)
     lacks = [name for name in cases.needs if name not in options.preload]
     if lacks:
         why = f"the cases need {', '.join(lacks)}: name it in preload of the verifier's arguments"

@@ -121,3 +121,29 @@ def test_fences_as_models_write_them(completion: str, program: str) -> None:
 def test_a_fence_that_was_cut_off_is_no_slip() -> None:
     assert extract("```python\nprint(1)\n```\n```\npri", finish="length").status == "unparseable"
     assert extract("```python\nprint(1)\n```\n```", finish="length").program is None
+
+
+def test_tests_that_only_look_odd_are_taken(judge: Judge) -> None:
+    """A function by another name, handed on, in a list; contradictions that are none; an entry as others write it."""
+    program = "def f(x): return x\nclass Solution:\n    def f(self, x): return x"
+    for body in (
+        "g = candidate\nassert g(2) == 2",
+        "assert list(map(candidate, [2])) == [2]",
+        "for g in [candidate]: assert g(2) == 2",
+    ):
+        assert judge(program, check(body)).status == "correct"
+    assert judge(program, {"mode": "assert", "tests": ["assert f(1) == 1", "assert f(1) == True"]}).status == "correct"
+    tests = [{"args": [1], "expected": [1.0, 2]}, {"args": [1], "expected": {"$tuple": [1, 2]}}]
+    assert judge("def f(x): return 1, 2", {"mode": "func", "entry": "f", "tests": tests}).status == "correct"
+    assert (
+        judge(program, {"mode": "func", "entry": "Solution().f", "tests": [{"args": [1], "expected": 1}]}).status
+        == "correct"
+    )
+
+
+def test_expected_output_over_the_limit_is_told(judge: Judge) -> None:
+    cases = {"mode": "stdio", "tests": [{"stdin": "", "stdout": "x" * 3000}]}
+    found = judge("print('x' * 3000)", cases, output_kb=2)
+    assert (found.status, found.score) == ("error", None)
+    assert found.why == "the cases expect 3000 bytes of output, over 2 KiB: raise output_kb"
+    assert judge("print('x' * 3000)", cases, output_kb=3).status == "correct"
