@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
+
+from jurat.platform.errors import ConfigError
 
 Level = Literal["ns", "seccomp", "rlimits"]
 """How a program is kept apart, strongest first; ``rlimits`` is never chosen silently."""
@@ -19,22 +21,32 @@ answer calls of what it defines, one JSON line each. ``test``: run the text with
 the channel to whoever serves it, so that test code and the code under test share no process."""
 
 
+_ENDLESS = 1 << 60
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one run may use. Example: ``Limits(wall_seconds=5.0, memory_bytes=1 << 29)``."""
+    """What one run may use. Example: ``Limits(wall_seconds=5.0, memory_bytes=1 << 29)``. Raises ConfigError for a limit
+    that is none: not above 0, or endless."""
 
     wall_seconds: float = 10.0
     cpu_seconds: float = 10.0
     memory_bytes: int = 1 << 30
+    """Address space beyond the interpreter's own."""
     output_bytes: int = 1 << 20
     """Of standard output and of the channel, each; of standard error 64 KiB are kept, the first and the last part."""
     file_bytes: int = 16 << 20
     """Of all that it writes to its own folder."""
     open_files: int = 64
     processes: int = 32
-    """Threads, its own included; processes too where ``fork`` is allowed."""
+    """Threads, its own included."""
     writable: bool = True
     """Whether it has a folder of its own to write to (level ``ns``; below it never has)."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name != "writable" and not 0 < value < _ENDLESS:
+                raise ConfigError(f"{name} {value!r}", where="limits of a program", fix="a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +57,8 @@ class Program:
     role: Role = "script"
     stdin: bytes = b""
     entry: str = ""
-    """What ``serve`` calls where a call names nothing: ``add``, or ``Solution.add`` for a method of a fresh instance."""
+    """What ``serve`` calls where a call names nothing: ``add``, or ``Solution.add`` for a method of a fresh instance. For
+    ``test``, the names under which it finds the program's functions beside ``candidate``, which is the first: ``a,b``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,8 @@ _STATUS = struct.Struct("=BBiiddq")
 _GRACE = 5.0
 """Seconds past the wall limit after which a zygote that says nothing is given up."""
 _TRIES = 3
+_REMEMBERED = 256
+"""Limits whose fingerprint is kept."""
 _NEARLY = 0.75
 """Of its CPU time: the kernel kills by counting ticks and reports by the clock."""
 _SIGSYS, _SIGKILL = 31, 9
@@ -83,6 +85,8 @@ class Sandbox:
             found = Isolation(
                 level=self._level, probes=self._probes, fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16]
             )
+            if len(self._isolations) >= _REMEMBERED:
+                self._isolations.clear()
             self._isolations[limits] = found
         return found
 

@@ -116,10 +116,10 @@ def base_rules(names: Mapping[str, int]) -> dict[int, Rule]:
         "sched_setaffinity": Only(0, (0,)),
         "get_robust_list": Only(0, (0,)),
         "socketpair": Only(0, (1,)),  # AF_UNIX
-        "setsockopt": Never(
-            2, (26, 50, 51, 52)
-        ),  # programs for the kernel: SO_ATTACH_FILTER, _BPF, SO_ATTACH_REUSEPORT_*
-        "fcntl": Never(1, (8, 10, 15)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would send a signal for it
+        # Programs for the kernel: SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF.
+        "setsockopt": Never(2, (26, 50, 51, 52)),
+        # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY: the kernel would send signals, to others too.
+        "fcntl": Never(1, (8, 10, 15, 1024, 1026)),
     }
     return {names[name]: rule for name, rule in rules.items() if name in names}
 

@@ -46,7 +46,7 @@ def live(payload: int, report: int, limits: _Json, box: Any) -> None:
     """Never returns. ``payload`` and ``report`` are descriptors; ``report`` gets one byte when all that is ours is done."""
     os.setsid()
     if box.level != "rlimits":
-        _drop(box)
+        drop(box)
     task, page = _payload(payload)
     _limit(limits, box)
     if box.level != "rlimits":
@@ -62,7 +62,7 @@ def live(payload: int, report: int, limits: _Json, box: Any) -> None:
     _run(task, page)
 
 
-def _drop(box: Any) -> None:
+def drop(box: Any) -> None:
     """All capabilities but what reading the interpreter takes, where it lies in a folder of another user."""
     import ctypes
     import struct

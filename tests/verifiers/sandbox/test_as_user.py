@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,20 @@ NOBODY = 65_534
 SCRIPT = """
 import asyncio, json, os, sys
 from jurat.verifiers.sandbox import Limits, Program, Sandbox, SandboxUnavailable, levels
+
+programs = json.load(sys.stdin)
+
+async def attacked(sandbox):
+    # Names of the attacks that said that they worked.
+    worked = set()
+    for name, text in programs:
+        run = await sandbox.start(Program(text=text, role="serve", entry="add"), Limits(wall_seconds=0.3))
+        await run.send({"args": [1, 2]})
+        run.end()
+        for outcome in (await run.wait(), await sandbox.run(Program(text=text, stdin=b"1 2\\n"), Limits(wall_seconds=0.3))):
+            if b"PWNED" in outcome.stdout or b"SBX_CANARY" in outcome.stdout or outcome.ending == "infra_error":
+                worked.add(name)
+    return sorted(worked)
 
 async def main():
     made = {}
@@ -35,7 +50,7 @@ async def main():
             pin = await sandbox.run(Program(text=f"import os\\nos.sched_setaffinity({os.getpid()}, [0])"))
             made[level] = {
                 "quiet": quiet.stdout.decode(), "sums": sorted(sums), "threads": threads.stdout.decode(), "late": late.ending,
-                "judge": judge.ending, "pin": pin.ending, "uid": os.getuid(),
+                "attacks": await attacked(sandbox), "judge": judge.ending, "pin": pin.ending, "uid": os.getuid(),
             }
     print(json.dumps(made))
 
@@ -63,21 +78,34 @@ def as_nobody() -> dict:
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
-def test_as_a_normal_user(tmp_path: Path) -> None:
+def programs() -> list[tuple[str, str]]:
+    """The attacks that do not take their time; each runs twice, so that what one run left the other would find."""
+    folder = Path(os.environ.get("JURAT_CASES", "../shared/cases")) / "sandbox"
+    if not folder.is_dir():
+        return []
+    listed = json.loads((folder / "manifest.json").read_text())["attacks"]
+    names = [attack["id"] for attack in listed if attack["kind"] != "resource"]
+    return [(name, (folder / "attacks" / f"{name}.py").read_text()) for name in names]
+
+
+def test_as_a_normal_user(scene: Any) -> None:
     path = interpreter()
     if os.geteuid() == 0 and not all(os.stat(folder).st_mode & 0o001 for folder in SOURCES.resolve().parents):
         pytest.skip(f"{SOURCES} cannot be read by another user")
     done = subprocess.run(
-        [path, "-B", "-c", SCRIPT, attacks.QUIET], env={"PYTHONPATH": str(SOURCES)}, cwd="/", capture_output=True, text=True,
+        [path, "-B", "-c", SCRIPT, attacks.QUIET], input=json.dumps(programs()), cwd="/", capture_output=True, text=True,
+        env={"PYTHONPATH": str(SOURCES), "SBX_CANARY_SECRET": "SBX_CANARY_VALUE"},
         timeout=100, **as_nobody(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
+    assert scene.harm() == []
     held = [found for found in made.values() if "missing" not in found]
     assert "missing" not in made["seccomp"] or "landlock" in made["seccomp"]["missing"], made
     if not held:
         pytest.skip(str(made))
     for found in held:
+        assert found["attacks"] == []
         assert found["quiet"] == "done\n"
         assert found["sums"] == [[i, f"{i + 1}\n"] for i in range(8)]
         assert (found["threads"], found["late"], found["judge"], found["pin"]) == (

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from jurat.platform.errors import ConfigError
 from jurat.verifiers.sandbox import Limits, Outcome, Program, Sandbox, SandboxUnavailable, attacks, levels, typed
 
 SHORT = Limits(wall_seconds=0.3)
@@ -515,6 +516,14 @@ async def test_a_closed_sandbox_ends_its_runs_and_takes_no_more() -> None:
     assert not psutil.pid_exists(pid)
     with pytest.raises(SandboxUnavailable, match="closed"):
         await own.start(Program(text=SUM))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"wall_seconds": 0.0}, {"wall_seconds": float("inf")}, {"processes": -1}, {"cpu_seconds": float("nan")}]
+)
+def test_a_limit_that_is_none_is_refused(wrong: dict) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Limits(**wrong)
 
 
 def test_levels_are_refused_by_name() -> None:
