@@ -31,7 +31,7 @@ train: setup  ## set up, fetch SmolLM2 and train it by RL on generated problems 
 	$(VENV)/bin/jurat train $(RECIPE)
 
 test: setup  ## set up and run the tests
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not soak' -n $(WORKERS) --dist loadscope --durations=12 $(PYTEST)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not soak' -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=12 $(PYTEST)
 
 soak: setup  ## the long tests: kill tests, endurance
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m soak --durations=12 $(PYTEST)

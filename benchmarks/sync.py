@@ -1,14 +1,15 @@
 """Weights on their way from learner to sampler, each way that the engine has, against the speed of its link in the same run.
 
-    python benchmarks/sync.py [--model smollm2] [--home .jurat] [--dtype bfloat16] [--repeat 5] [--json OUT]
+    python benchmarks/sync.py [--model smollm2] [--home .jurat] [--dtype bfloat16] [--tp 2] [--repeat 5] [--json OUT]
 
 - same memory: learner and sampler of one process share the working copy; a publish rounds the masters into it and packs it
   anew for decoding. The link is a copy within memory.
-- shared memory: ranks (fsdp 2 x tp 2) write their pieces of a bucket into a file in memory, from which the sampler's process
-  copies them. The link is two copies within memory, one after the other.
-- stream: the same ranks send their slices point to point to a rollout layout of tp 1 and 2 on ranks 0 and 1, by the plan of
-  ``engine/reshard.py``, over gloo. The link is one message of 64 MiB from rank 0 to rank 1; the share is that of the rank
-  that receives most.
+- shared memory: ranks (fsdp 2 x tp; ``--tp``, by default the fewest that share the heads evenly) write their pieces of a
+  bucket into a file in memory, from which the sampler's process copies them. The link is two copies within memory, one after
+  the other.
+- stream: the same ranks send their slices point to point to a rollout layout of tp 1, then of as many as in training, on the
+  first ranks, by the plan of ``engine/reshard.py``, over gloo. The link is one message of 64 MiB from rank 0 to rank 1; the
+  share is that of the rank that receives most.
 
 Each figure is the median of ``--repeat``, after one that does not count. ``staged`` is the most that one rank holds at once
 beyond its slices of both layouts, also as a share of the model: a second full copy would be 100 %.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -28,7 +30,7 @@ from typing import Any
 
 import torch
 
-from jurat.engine import local, models, threads
+from jurat.engine import local, memory, models, threads
 from jurat.engine.fsdp.learner import BUCKET_BYTES, FsdpLearner
 from jurat.engine.fsdp.network import PLAN
 from jurat.engine.fsdp.processes import Processes
@@ -46,17 +48,21 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--home", type=Path, default=Path(".jurat"))
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--tp", type=int)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     threads.set_up(1)
     folder = models.resolve(args.model, args.home)
+    heads = memory.read_model(folder)
+    shared = math.gcd(heads.heads, heads.kv_heads)
+    tp = args.tp or next((n for n in range(2, shared + 1) if shared % n == 0), 1)
     rows = [same_memory(folder, args.dtype, args.repeat)]
-    processes = Processes(4, env={"OMP_NUM_THREADS": "1"})
+    processes = Processes(2 * tp, env={"OMP_NUM_THREADS": "1"})
     try:
-        learner = FsdpLearner(RankSpec(folder=folder, ranks=4, tp=2, dtype=args.dtype), processes)
+        learner = FsdpLearner(RankSpec(folder=folder, ranks=2 * tp, tp=tp, dtype=args.dtype), processes)
         rows.append(shared_memory(learner, args.dtype, args.repeat))
-        rows += [stream(learner, tp, args.dtype, args.repeat) for tp in (1, 2)]
+        rows += [stream(learner, each, args.dtype, args.repeat) for each in sorted({1, tp})]
     finally:
         processes.close()
     print("| way | MB | seconds | MB/s | link MB/s | share of link | staged MiB | of the model |")
@@ -64,7 +70,7 @@ def main() -> None:
     for row in rows:
         print("| " + " | ".join(told(row)) + " |", flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"model": args.model, "dtype": args.dtype, "rows": rows}, indent=2) + "\n")
+        args.json.write_text(json.dumps({"model": args.model, "dtype": args.dtype, "tp": tp, "rows": rows}, indent=2) + "\n")
 
 
 def told(row: dict[str, Any]) -> list[str]:

@@ -65,6 +65,18 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(os.environ["JURAT_HOME"], ignore_errors=True)
 
 
+LONGEST = (
+    "trainers/test_kill_and_resume.py", "engine/test_ray.py", "trainers/test_algorithms_learn.py", "api/test_train.py",
+    "engine/test_fsdp.py", "engine/test_ray_lag.py", "trainers/test_launch.py", "engine/test_decoding.py", "api/test_detach.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, as no process should begin one when the others are done."""
+    place = {ROOT / "tests" / name: index for index, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
 # ---- skipping is not passing -------------------------------------------------------------------------------------
 
 

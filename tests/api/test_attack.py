@@ -30,7 +30,10 @@ ATTACKS = {
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 99)\n    time.sleep(1)\n"
         "    open({evidence!r} + '/outlives', 'w').write('PWNED late')\n    os._exit(0)\ntime.sleep(0.2)",
     ),
-    "leaves_a_process": ("effect", "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(6)\n    os._exit(0)\ntime.sleep(0.2)"),
+    "leaves_a_process": (
+        "effect",
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(6)\n    os._exit(0)\ntime.sleep(0.2)",
+    ),
     "finds_its_file": (
         "leftover", "import os\np = {canary!r} + '-left'\n"
         "print('PWNED again' if os.path.exists(p) else '', flush=True)\nopen(p, 'w').close()",

@@ -48,7 +48,8 @@ def long(algorithm, steps):
         long({"name": "grpo"}, 400),
         long({"name": "rloo"}, 400),
         long({"name": "remax"}, 700),
-        ({"name": "dapo"}, 400),  # the widest margin
+        ({"name": "dapo"}, 200),  # the widest margin
+        long({"name": "dapo"}, 400),
         long({"name": "ppo", "critic": {"lr": 1e-3}}, 250),
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",

@@ -40,13 +40,15 @@ RECIPE = {
 
 
 class Delays:
-    """Seeded sleeps in the ports: answers of the sampler and judge come late, updates begin late, decode steps are slow."""
+    """Seeded sleeps in the ports: answers of the sampler and judge come late, updates begin late, decode steps are slow, and
+    then also wait for judge and learner, so that rows are in flight when the next version is published."""
 
     def __init__(self, seed=0, *, answer=0.0, judge=0.0, update=0.0, decode=0.0):
         self.random = random.Random(seed)
         self.answer, self.judge, self.update, self.decode = answer, judge, update, decode
         self.published = {}
         """version -> the weights that it was published with"""
+        self.busy = 0
 
     def pause(self, most):
         return asyncio.sleep(self.random.random() * most)
@@ -59,8 +61,22 @@ class Delays:
 
         return call
 
+    def waited_for(self, method, most):
+        late = self.late(method, most)
+
+        async def call(*args, **kwargs):
+            self.busy += 1
+            try:
+                return await late(*args, **kwargs)
+            finally:
+                self.busy -= 1
+
+        return call
+
     def slow(self, method):
         def call(*args):
+            while self.decode and self.busy:
+                time.sleep(0.001)
             time.sleep(self.decode)
             return method(*args)
 
@@ -75,7 +91,7 @@ class Delays:
             await publish(version)
 
         sampler.sample, sampler.publish = self.late(sampler.sample, self.answer), publishing
-        learner.update = self.late(learner.update, self.update)
+        learner.update = self.waited_for(learner.update, self.update)
         decoder = sampler._decoding.decoder
         decoder.step = self.slow(decoder.step)
         return made
@@ -95,7 +111,7 @@ def train(tmp_path, monkeypatch):
 
         def judge(*args, **kwargs):
             made = judging(*args, **kwargs)
-            made.judge = delays.late(made.judge, delays.judge)
+            made.judge = delays.waited_for(made.judge, delays.judge)
             return made
 
         with monkeypatch.context() as patch:

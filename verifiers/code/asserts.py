@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -47,6 +48,15 @@ def parsed(text: str, what: str) -> ast.Module:
         raise ValueError(f"{what} is not Python: {said}{line}") from None
 
 
+def stub(prompt: str) -> str:
+    """The code that a problem gives, as code of its own: where it ends with the head of a function, that does nothing."""
+    heads = _HEAD.findall(prompt)
+    return f"{prompt.rstrip()}\n{heads[-1]}    pass\n" if heads and prompt.rstrip().endswith(":") else prompt
+
+
+_HEAD = re.compile(r"^([ \t]*)(?:async +)?def ", re.MULTILINE)
+
+
 # ---- what it calls, and whether it checks ------------------------------------------------------------------------
 
 
@@ -70,6 +80,67 @@ def unknown_names(trees: Iterable[ast.AST]) -> list[str]:
     return [name for name in read if name not in bound]
 
 
+def names_at_once(tree: ast.Module) -> list[str]:
+    """Unknown names that are read while the code itself runs: outside of functions and classes."""
+    if _any_name(tree):
+        return []
+    own = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+    known = {*_bound(tree), *dir(builtins)}
+    return [name for name in unknown_names(own) if name not in known]
+
+
+def cannot_travel(tree: ast.Module, prompt: ast.Module, names: Sequence[str]) -> str:
+    """Why a test of a program in another process cannot be what it seems, or ''. ``names`` are the program's."""
+    called = {name.partition(".")[0] for name in names}
+    unknown = set(unknown_names([tree, prompt])) - called
+    if unknown and not _any_name(tree) and not _any_name(prompt):
+        return f"it reads {min(unknown)}, which neither it nor the prompt defines, and which is not the entry"
+    operands = {id(part) for node in ast.walk(tree) for part in _operands(node)}
+    objects = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) if name in called and id(node) in operands:
+                return f"it reads {name} of the program and does not call it: only calls can be made from here"
+            case ast.Call(func=ast.Name(id=name)) if name in called:
+                for item in [*node.args, *(word.value for word in node.keywords)]:
+                    lazy = isinstance(item, ast.Call) and isinstance(item.func, ast.Name) and item.func.id in _LAZY
+                    if lazy or isinstance(item, (ast.Lambda, ast.GeneratorExp)):
+                        return f"it calls {name} with {ast.unparse(item)[:60]}, which cannot be sent to another process"
+            case ast.Attribute(value=ast.Call(func=ast.Name(id=name))) if name in called and name[:1].isupper():
+                objects.add(name)
+            case ast.Assign(value=ast.Call(func=ast.Name(id=name))) if name in called and name[:1].isupper():
+                objects.add(name)
+    if objects:
+        name = min(objects)
+        return f"it makes an object of {name}, which cannot leave the program: test functions, or name an entry {name}.method"
+    return ""
+
+
+_LAZY = frozenset({"range", "iter", "map", "filter", "zip", "reversed", "enumerate", "object", "open"})
+"""Built-in functions that give no plain data."""
+
+
+def _operands(node: ast.AST) -> list[ast.expr]:
+    match node:
+        case ast.Compare(left=left, comparators=rest):
+            return [left, *rest]
+        case ast.BinOp(left=left, right=right):
+            return [left, right]
+        case ast.Subscript(value=value):
+            return [value]
+    return []
+
+
+def _any_name(tree: ast.AST) -> bool:
+    """Whether it imports all that a module has, so that nobody can say what it defines."""
+    return any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree))
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    everything = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return everything - set(unknown_names([tree]))
+
+
 def fault_of(tree: ast.AST) -> str:
     """Why the code cannot find anything wrong, or ''."""
     checks = False
@@ -77,7 +148,7 @@ def fault_of(tree: ast.AST) -> str:
         if isinstance(node, ast.Assert):
             if isinstance(node.test, ast.Tuple) and node.test.elts:
                 return f"the assert in line {node.lineno} is always true: it asserts a tuple"
-            checks |= not isinstance(node.test, ast.Constant)
+            checks |= not isinstance(node.test, ast.Constant) or not node.test.value
         checks |= isinstance(node, ast.Raise) or _is_check(node)
     return "" if checks else "it asserts nothing"
 
@@ -87,15 +158,35 @@ def raises(tree: ast.AST) -> bool:
     return any(isinstance(node, ast.Raise) for node in ast.walk(tree))
 
 
+def wants_exception(tree: ast.AST) -> bool:
+    """Whether it holds an assert of what is false, or ``fail()``: right is what raises before that is reached."""
+    return any(
+        (isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant) and not node.test.value)
+        or (isinstance(node, ast.Call) and _called_name(node) == "fail")
+        for node in ast.walk(tree)
+    )
+
+
 def _is_check(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call):
-        return False
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return isinstance(name, str) and name.startswith(_CHECKS)
+    return isinstance(node, ast.Call) and _called_name(node).startswith(_CHECKS)
+
+
+def _called_name(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def defines(tree: ast.Module, name: str) -> bool:
     return any(isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name for node in tree.body)
+
+
+def parameters(tree: ast.Module, name: str) -> list[str]:
+    """Of the function ``name``."""
+    return [
+        arg.arg
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+        for arg in node.args.args
+    ]
 
 
 def test_methods(tree: ast.Module) -> list[tuple[str, str]]:
@@ -191,6 +282,8 @@ class TestProgram:
     """What of the program it calls; ``candidate`` is the first of them."""
     counted: bool = True
     """Whether a piece that counts no assert checked nothing."""
+    raising: bool = False
+    """Whether an exception of the program counts as an assert that holds: some tests fail where there is none."""
 
     def text(self, mark: str, start: int = 0) -> str:
         """The program whose pieces from ``start`` on report lines that begin with ``mark``."""
@@ -200,7 +293,7 @@ class TestProgram:
         made = []
         for index, piece in enumerate(self.pieces[start:], start):
             made.append(f"def _jurat_piece_{index}():\n{_indented(piece)}\n_jurat_run({index}, _jurat_piece_{index})\n")
-        return f"_jurat_mark = {mark!r}\n{raw}{_RUNNER}{self.prompt}\n{bound}{self.code}\n{''.join(made)}"
+        return f"_jurat_mark, _jurat_raising = {mark!r}, {self.raising:d}\n{raw}{_RUNNER}{self.prompt}\n{bound}{self.code}\n{''.join(made)}"
 
     @property
     def entry(self) -> str:
@@ -254,11 +347,12 @@ def piece_of_method(cls: str, method: str) -> str:
 _RUNNER = """\
 def _jurat_setup():
     import json, os
-    asserted, calls, caught = [0], [0], [None]
+    asserted, calls, caught, unsent, before = [0], [0], [None], [None], []
 
     def run(index, piece):
-        asserted[0] = calls[0] = 0
-        caught[0] = None
+        before.append(calls[0])  # the first: calls of the module itself, for all pieces
+        asserted[0], calls[0] = 0, before[0]
+        caught[0] = unsent[0] = None
         try:
             piece()
             said = ["ok", "", ""]
@@ -266,6 +360,8 @@ def _jurat_setup():
             said = ["raised" if fault is caught[0] else "wrong", "AssertionError", str(fault)[:300]]
         except BaseException as fault:
             said = ["raised" if fault is caught[0] else "failed", type(fault).__name__, str(fault)[:300]]
+        if unsent[0] is not None:  # even where the test took it for an exception of the program
+            said = ["unsent", "Untyped", str(unsent[0])[:300]]
         line = "\\n" + _jurat_mark + json.dumps([index, *said, calls[0], asserted[0]]) + "\\n"
         os.write(1, line.encode())
 
@@ -282,6 +378,9 @@ def _jurat_setup():
                 return raw(*args, **kwargs)
             except BaseException as fault:
                 caught[0] = fault
+                if type(fault).__name__ == "Untyped":
+                    unsent[0] = fault
+                asserted[0] += _jurat_raising
                 raise
         call.__name__ = name
         return call

@@ -25,14 +25,14 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, get_args
 
 from jurat.platform.errors import nearest
 from jurat.verifiers.code import asserts
 from jurat.verifiers.code.asserts import Call, TestProgram
-from jurat.verifiers.code.compare import Equality, Text
+from jurat.verifiers.code.compare import Equality, Text, text_difference, value_difference
 from jurat.verifiers.sandbox import typed
 
 MAX_TESTS = 2_000
@@ -77,6 +77,8 @@ class Cases:
     tol: float = 0.0
     checker: str = ""
     needs: tuple[str, ...] = ()
+    output_bytes: int = 0
+    """Of the longest output that is expected."""
 
     @property
     def count(self) -> int:
@@ -99,9 +101,7 @@ def parse(reference: str) -> Cases:
         raise CasesError(f"the cases are a JSON object with a mode, got {type(value).__name__}")
     try:
         made = _cases(value)
-        for index, call in enumerate(made.calls, 1):
-            _check_sendable(call, index)
-        return made
+        return replace(made, output_bytes=_check_calls(made.calls, made)) if made.calls else made
     except CasesError:
         raise
     except ValueError as fault:
@@ -122,6 +122,7 @@ def _cases(value: dict[str, Any]) -> Cases:
     if not isinstance(needs, list) or not all(isinstance(name, str) for name in needs):
         raise CasesError(f"needs is a list of modules, got {needs!r:.40}")
     entry = value.get("entry") or ""
+    entry = entry.replace("().", ".", 1) if isinstance(entry, str) else entry
     if not isinstance(entry, str) or (entry and not _ENTRY.match(entry)):
         raise CasesError(f"entry is a name such as add or Solution.add, got {entry!r:.40}")
     shared: dict[str, Any] = {"mode": mode, "prompt": _text(value, "prompt", ""), "needs": tuple(needs)}
@@ -157,7 +158,13 @@ def _stdio(value: dict[str, Any], shared: dict[str, Any]) -> Cases:
         made.append(Stdio(stdin=test.get("stdin", ""), stdout=expected))
     if not checker and not any((test.stdout or "").strip() for test in made):
         raise CasesError("no test expects any output: a program that does nothing would pass them all")
-    return Cases(**shared, stdio=tuple(made), compare=compare, tol=tol, checker=checker)
+    expected: dict[str, tuple[int, str | None]] = {}
+    for index, one in enumerate(made, 1):
+        first, before = expected.setdefault(one.stdin, (index, one.stdout))
+        if not checker and text_difference(before or "", (one.stdout or "").encode("utf-8", "surrogatepass"), tol=tol):
+            raise CasesError(f"tests {first} and {index} have the same input and expect different output")
+    most = max(len((one.stdout or "").encode("utf-8", "surrogatepass")) for one in made)
+    return Cases(**shared, stdio=tuple(made), compare=compare, tol=tol, checker=checker, output_bytes=most)
 
 
 def _paired(value: dict[str, Any]) -> Any:
@@ -190,7 +197,9 @@ def _func(value: dict[str, Any], entry: str, shared: dict[str, Any]) -> Cases:
 
 
 def _tested(value: dict[str, Any], entry: str, shared: dict[str, Any]) -> Cases:
-    prompt = asserts.parsed(shared["prompt"], "prompt")
+    prompt = asserts.parsed(asserts.stub(shared["prompt"]), "prompt")
+    if unknown := asserts.names_at_once(prompt):
+        raise CasesError(f"prompt runs before the program and reads {unknown[0]}, which it does not define")
     return (_asserted if shared["mode"] == "assert" else _code)(value, entry, shared, prompt)
 
 
@@ -207,6 +216,7 @@ def _asserted(value: dict[str, Any], entry: str, shared: dict[str, Any], prompt:
     names = asserts.names_of(trees, prompt, entry)
     if not names:
         raise CasesError("the tests call nothing that the program defines")
+    _check_names(trees, prompt, names)
     entries = {name: name for name in names}
     plain = [asserts.plain_call(tree.body[0], entries) if len(tree.body) == 1 else None for tree in trees]
     if all(plain):
@@ -228,6 +238,7 @@ def _code(value: dict[str, Any], entry: str, shared: dict[str, Any], prompt: Any
             return Cases(**shared, calls=tuple(calls), equality="python")
         pieces = ["check(candidate)"]
         names: tuple[str, ...] = (entry,)
+        _check_names([tree], prompt, names, *asserts.parameters(tree, "check"))
     else:
         methods = asserts.test_methods(tree)
         if not methods:
@@ -236,14 +247,24 @@ def _code(value: dict[str, Any], entry: str, shared: dict[str, Any], prompt: Any
         names = asserts.names_of([tree], prompt, entry)
         if not names:
             raise CasesError("the test code calls nothing that the program defines")
+        _check_names([tree], prompt, names)
     return _program(shared, asserts.counted(tree), pieces, names, [tree])
+
+
+def _check_names(trees: list[Any], prompt: Any, names: tuple[str, ...], *more: str) -> None:
+    for index, tree in enumerate(trees, 1):
+        if fault := asserts.cannot_travel(tree, prompt, (*names, *more)):
+            raise CasesError(f"test {index}: {fault}" if len(trees) > 1 else fault)
 
 
 def _program(shared: dict[str, Any], code: str, pieces: list[str], names: tuple[str, ...], trees: list[Any]) -> Cases:
     if len(pieces) > MAX_TESTS:
         raise CasesError(f"{len(pieces)} tests, at most {MAX_TESTS}")
     counted = not any(asserts.raises(tree) for tree in trees)
-    made = TestProgram(prompt=shared["prompt"], code=code, pieces=tuple(pieces), names=names, counted=counted)
+    made = TestProgram(
+        prompt=asserts.stub(shared["prompt"]), code=code, pieces=tuple(pieces), names=names, counted=counted,
+        raising=any(asserts.wants_exception(tree) for tree in trees),
+    )  # fmt: skip
     return Cases(**shared, test=made)
 
 
@@ -268,11 +289,27 @@ def _value(value: Any, index: int) -> Any:
         raise CasesError(f"test {index} holds a value that is none: {str(fault)[:120]}") from None
 
 
-def _check_sendable(call: Call, index: int) -> None:
-    try:
-        typed.encode(call.message)
-    except ValueError as fault:
-        raise CasesError(f"test {index} has arguments that cannot be sent: {fault}") from None
+def _check_calls(calls: tuple[Call, ...], made: Cases) -> int:
+    """Bytes of the longest answer that a right program gives. Raises CasesError."""
+    most = 0
+    expected: dict[bytes, tuple[int, bytes]] = {}
+    for index, call in enumerate(calls, 1):
+        try:
+            asked = typed.encode(call.message)
+        except ValueError as fault:
+            raise CasesError(f"test {index} has arguments that cannot be sent: {fault}") from None
+        try:
+            answer = typed.encode({"value": call.expected})
+        except ValueError as fault:
+            raise CasesError(f"test {index} expects what no program can answer: {fault}") from None
+        first, before = expected.setdefault(asked, (index, answer))
+        same = calls[first - 1].expected
+        if before != answer and value_difference(same, call.expected, how=made.equality, tol=made.tol):
+            raise CasesError(f"tests {first} and {index} ask the same and expect different values")
+        most = max(most, len(answer))
+    if all(call.expected is None for call in calls):
+        raise CasesError("every test expects null: a program that does nothing would pass them all")
+    return most
 
 
 def _text(value: dict[str, Any], key: str, default: str | None) -> str:

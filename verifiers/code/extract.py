@@ -2,11 +2,12 @@
 
 1. Only the text after the last thinking end tag counts; thinking that never ended holds no program.
 2. Fenced blocks (three or more backticks or tildes) are read as in Markdown: a fence closes with the same characters, at
-   least as many; one that is tagged as Python's may also end a line of prose. The program is the last block tagged
-   ``python``, ``py``, ``python3`` or ``py3``; where there is none, the last block, if it has no tag. A last block in
-   another language is refused.
+   least as many; one may begin an item of a list, and one that is tagged as Python's may also end a line of prose. The
+   program is the last block tagged ``python``, ``py``, ``python3`` or ``py3``; where there is none, the last block, if it
+   has no tag. A last block in another language is refused.
 3. A block that the end of the text leaves open is the program if the model ended there by itself, and refused where it
-   was cut off. An earlier block never takes its place.
+   was cut off: an earlier block never takes its place. A fence without a tag that opens nothing, or prose after a block
+   tagged as Python's, is a slip of a model that ended by itself.
 4. Without any block the whole text is the program only where the spec says ``unfenced``; nothing is guessed.
 
 Each rule leaves its name in ``why``, each oddity a flag.
@@ -31,6 +32,7 @@ _THINK_END = re.compile(
 )
 _THINK = re.compile(r"<(?:think|thinking|thought|reasoning|scratchpad)>|<\|begin_of_thought\|>|◁think▷", re.I)
 _FENCE = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)([^\r\n]*+)\r?\Z")
+_LISTED = re.compile(r"[ \t]*+(?:[-*+]|\d{1,9}[.)])[ \t]++(?=`{3}|~{3})")
 _LATE = re.compile(r"(?:python|py)3?[ \t]*+\r?\Z", re.IGNORECASE)
 _TAG = re.compile(r"[ \t]*\{?\.?([\w.+#-]*)")
 _PYTHON = re.compile(r"(?:python|py)(?:3(?:\.\d+)?)?\Z", re.IGNORECASE)
@@ -74,6 +76,9 @@ def extract(completion: str, *, finish: Finish = "stop", unfenced: bool = False)
             return _refused("unparseable", "cut off before the program ended")
         return _taken(text, "unfenced", ())
     python = [block for block in found if _PYTHON.match(block.tag)]
+    slips = finish == "stop" and not found[-1].closed and not found[-1].tag
+    if slips and len(found) > 1 and (python or not found[-1].text.strip()):
+        found.pop()
     last = found[-1]
     chosen = last if not last.closed and (not last.tag or _PYTHON.match(last.tag)) else python[-1] if python else last
     if chosen.tag and not _PYTHON.match(chosen.tag):
@@ -97,22 +102,29 @@ def blocks(text: str) -> Iterator[Block]:
     """The fenced blocks of a Markdown text, in order; their lines lose the indentation of the opening fence."""
     inside: list[str] | None = None
     indent, mark, tag = 0, "", ""
+    margin: int | None = None
     for line in text.split("\n"):
         fence = _FENCE.match(line) if "```" in line or "~~~" in line else None
         if inside is None:
+            item = _LISTED.match(line) if fence is None else None
+            if item is not None:
+                fence = _FENCE.match(line[item.end() :])
             if fence is None and "```" in line and (late := _LATE.search(line, max(0, len(line) - MAX_TAG))):
                 start = len(line[: late.start()].rstrip("`"))
                 fence = _FENCE.match(line[start:])
             # A backtick in the info string makes it inline code.
             if fence is not None and not (fence[2][0] == "`" and "`" in fence[3]):
                 found = _TAG.match(fence[3])
-                indent, mark, tag = len(fence[1]), fence[2], found[1] if found else ""
+                indent, mark, tag = item.end() if item else len(fence[1]), fence[2], found[1] if found else ""
+                margin = None if item else indent
                 inside = []
         elif fence is not None and _closes(fence, mark, indent):
             yield Block(tag, _joined(inside), True)
             inside = None
         else:
-            inside.append(_dedented(line, indent))
+            if margin is None and line.strip():  # of an item: some models indent its text as its fence, some do not
+                margin = indent if line[:indent].isspace() else 0
+            inside.append(_dedented(line, margin or 0))
     if inside is not None:
         yield Block(tag, _joined(inside), False)
 

@@ -105,16 +105,19 @@ async def _judged(bench: Bench, test: Stdio, outcome: Outcome, cases: Cases) -> 
 
 async def _checked(bench: Bench, test: Stdio, outcome: Outcome, checker: str) -> Result:
     """By a trusted program in a sandbox of its own. If it fails on this output, it is tried on the expected one: where it
-    works there, the output is what broke it, and wrong."""
+    answers there, the output is what broke it, and wrong. Where none is expected nobody can tell, and the output is wrong too,
+    as programs would else print what breaks a checker to be left out of training; the flag says that it may be the checker."""
     try:
         output = outcome.stdout.decode("utf-8")
     except UnicodeDecodeError:
         return Result(status="incorrect", why="the output is not UTF-8", outcome=outcome)
     good, said = await _asked(bench, test, output, checker)
-    if good is None and said.status != "infra" and test.stdout is not None:
-        right, _ = await _asked(bench, test, test.stdout, checker)
-        if right:
-            return Result(status="incorrect", why=f"the checker fails on it: {said.why}", outcome=outcome)
+    if good is None and said.status != "infra":
+        answers, flags = True, ("checker_failed",)
+        if test.stdout is not None:
+            answers, flags = (await _asked(bench, test, test.stdout, checker))[0] is not None, ()
+        if answers:
+            return Result(status="incorrect", why=f"the checker fails on it: {said.why}", outcome=outcome, flags=flags)
     if good is None:
         return replace(said, outcome=outcome)
     return Result(status="correct" if good else "incorrect", why=said.why, outcome=outcome)

@@ -21,7 +21,11 @@ from jurat.verifiers.sandbox.program import Limits, Outcome, Program, Running
 SLACK = 5.0
 """Wall seconds that tests have beyond those of the program which they call."""
 _DATA_FAULTS = frozenset({"NameError", "ImportError", "ModuleNotFoundError", "SyntaxError", "SkipTest"})
-"""Exceptions of test code, not the program's own, that no value of the program brings about."""
+"""Exceptions of test code that are its own fault where it had no value of the program yet. Later a value may bring them
+about (``eval(result)``, a loop over nothing that binds no name, a test that skips itself): else a program could choose to be
+left out of training."""
+_UNSENDABLE = "a value of type"
+"""How the channel refuses what is no plain data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +138,15 @@ def _reported(report: Report, test: TestProgram) -> Result:
             return Result(status="correct")
         case "wrong":
             return Result(status="incorrect", why=f"assert failed: {text}" if text else "assert failed")
+        case "unsent":
+            # What a program gives is plain data, so that it is not to blame for what is none; for what is too large it may be.
+            own = report.calls == 1 or report.text.startswith(_UNSENDABLE)
+            return Result(
+                status="bad_gold" if own else "incorrect", why=f"the tests call it with what cannot be sent: {text}"
+            )
         case "raised":
             return Result(status="incorrect", why=f"the program raised {escaped(report.kind, 60)}: {text}")
-    if report.kind in _DATA_FAULTS:
+    if report.kind in _DATA_FAULTS and report.calls == 0:
         return Result(status="bad_gold", why=f"the test is at fault: {report.kind}: {text}")
     return Result(status="incorrect", why=f"the test could not use what it got: {escaped(report.kind, 60)}: {text}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 from jurat.platform.errors import ConfigError
 from jurat.platform.types import Finish, Problem, Status, Verdict
+from jurat.verifiers.code import asserts
 from jurat.verifiers.code.cases import Cases, CasesError, parse
 from jurat.verifiers.code.extract import extract
 from jurat.verifiers.code.results import UNDECIDED, Result
@@ -31,6 +33,9 @@ MARKS: Mapping[Status, str] = {
     "correct": ".", "incorrect": "F", "limit": "L", "crash": "C", "forbidden": "X", "infra": "I", "error": "E",
     "bad_gold": "G",
 }  # fmt: skip
+_FUTURE = re.compile(r"^from __future__ import [^\n()]+\n", re.MULTILINE)
+_BODY = re.compile(r"(?:[ \t]*+(?:#[^\n]*+)?\r?\n)*+[ \t]")
+"""The beginning of a program whose first line of code is indented."""
 T = TypeVar("T")
 
 
@@ -111,8 +116,15 @@ def judge_program(program: str, reference: str, options: Options) -> Verdict:
 
 def whole(prompt: str, program: str) -> str:
     """What the problem gives and what the model wrote, as one text: the latter may be the body of a function that the former
-    begins."""
-    return f"{prompt}\n{program}" if prompt and not prompt.endswith("\n") else prompt + program
+    begins, or a whole program, whose ``from __future__`` must then come first."""
+    if not prompt:
+        return program
+    future = "".join(_FUTURE.findall(program))
+    if future:
+        program = _FUTURE.sub("\n", program)
+    if not _BODY.match(program):
+        prompt = asserts.stub(prompt)
+    return f"{future}{prompt}{program}" if prompt.endswith("\n") else f"{future}{prompt}\n{program}"
 
 
 def _fault(reference: str, options: Options) -> Verdict | None:
@@ -121,6 +133,9 @@ def _fault(reference: str, options: Options) -> Verdict | None:
         cases = parse(reference)
     except CasesError as fault:
         return Verdict.of("bad_gold", why=str(fault)[:500])
+    if cases.output_bytes > options.output_kb << 10:
+        why = f"the cases expect {cases.output_bytes} bytes of output, over {options.output_kb} KiB: raise output_kb"
+        return Verdict.of("error", why=why)
     lacks = [name for name in cases.needs if name not in options.preload]
     if lacks:
         why = f"the cases need {', '.join(lacks)}: name it in preload of the verifier's arguments"

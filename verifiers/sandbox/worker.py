@@ -112,10 +112,11 @@ def _close_all() -> None:
 def _run(task: _Json, page: mmap.mmap) -> None:
     import gc
 
-    made = type(sys)("__main__")
+    # What is called is imported, as it were: a ``__main__`` block that reads input or leaves is no part of it.
+    made = type(sys)("program" if task["role"] == "serve" else "__main__")
     names = made.__dict__
     names["__builtins__"] = builtins
-    sys.modules["__main__"] = made
+    sys.modules["__main__"] = sys.modules[made.__name__] = made
     for name in [name for name in sys.modules if name.split(".")[0] == "_jurat_box"]:
         del sys.modules[name]
     sys.argv = ["main.py"]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import platform
 import time
 from pathlib import Path
 
 import pytest
 
-from jurat.api.attack import MODES, Judge, read_manifest, wrong_with
+from jurat.api.attack import MODES, Judge, conduct, read_manifest, wrong_with
 from jurat.verifiers.code.cases import parse
 from jurat.verifiers.code.running import Bench, results_of
 from jurat.verifiers.code.verifier import verdict_of
@@ -50,6 +51,24 @@ def test_what_does_not_take_time(level: str) -> None:
     asyncio.run(go())
     slow = "a run took"  # an honest clock is another test's business
     assert {key: wrong for key, wrong in found.items() if not wrong[0].startswith(slow)} == {}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("level", LEVELS)
+def test_all_of_them_with_canaries_around(level: str) -> None:
+    (found,) = conduct(MANIFEST, [level])
+    assert (found.breaches, found.failed, found.skipped) == ([], {}, {})
+    assert found.attacks == len(MANIFEST.attacks) and len(found.passed) == len(MANIFEST.benign)
+
+
+@pytest.mark.soak
+def test_the_control_sees_at_least_twenty() -> None:
+    path = Path(os.environ.get("JURAT_CASES", "../shared/cases")) / "sandbox" / "manifest.json"
+    if not path.exists():
+        pytest.skip(f"no cases at {path}")
+    (found,) = conduct(read_manifest(path), ["rlimits"])
+    assert len({breach.id for breach in found.breaches}) >= 20 and found.failed == {}
+    assert all(attack.id in found.skipped for attack in read_manifest(path).attacks if attack.unsafe)
 
 
 def test_manifest_says_what_the_headers_say() -> None:
