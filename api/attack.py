@@ -273,10 +273,15 @@ class Canaries:
                     peer.sendall(b"HTTP/1.0 200 OK\r\n\r\nSBX credentials\n")
 
     def _bear(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", "import time; time.sleep(86400)", VICTIM], stdin=subprocess.DEVNULL,
-            start_new_session=True, env={}, cwd="/", **_as_user(self._uid),
-        )  # fmt: skip
+        # It lives as long as its standard input, so that it never outlives this process.
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()", VICTIM], stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env={}, cwd="/",
+                **_as_user(self._uid),
+            )  # fmt: skip
+        except PermissionError:
+            raise _may_not_run() from None
 
     def disturbed(self) -> Iterator[tuple[str | None, str]]:
         """What has happened since the last call: (the attack that said so itself, what). Then all is as before."""
@@ -367,10 +372,20 @@ def user_id(name: str | None) -> int | None:
     return uid
 
 
+def _may_not_run() -> ConfigError:
+    return ConfigError(
+        f"that user may not run {sys.executable}", where="--user",
+        fix="use a Python outside of a private home folder, with PYTHONPATH set to where jurat is installed",
+    )  # fmt: skip
+
+
 def _end(process: subprocess.Popen[Any]) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
 
 
 # ---- the judge, seen from outside --------------------------------------------------------------------------------
@@ -396,10 +411,7 @@ class JudgeProcess:
                 start_new_session=True, **_as_user(uid),
             )  # fmt: skip
         except PermissionError:
-            raise ConfigError(
-                f"that user may not run {sys.executable}", where="--user",
-                fix="use a Python outside of a private home folder, with PYTHONPATH set to where jurat is installed",
-            ) from None  # fmt: skip
+            raise _may_not_run() from None
         threading.Thread(target=self._pump, daemon=True).start()
 
     def _pump(self) -> None:
@@ -458,8 +470,21 @@ def conduct(
     """Every program of the manifest at every level, one after another. ``tell`` hears of each before it starts."""
     if not sys.platform.startswith("linux"):
         raise RunFailed(f"no sandbox on {sys.platform}", where="jurat sandbox attack", fix="run it on Linux")
-    with Canaries(places, uid) as canaries:
+    with _stopped_by_sigterm(), Canaries(places, uid) as canaries:
         return [_Level(level, manifest, canaries, uid, tell).run() for level in levels]
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does, so that nothing is left lying about."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Level:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from jurat.api import attack
+from jurat.platform.errors import ConfigError
 from jurat.verifiers.sandbox.levels import probe
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox is Linux's")
@@ -130,3 +132,21 @@ def test_bad_usage_is_told(jurat: Any, manifest: Path, tmp_path: Path) -> None:
 def test_control_characters_are_found_wherever_they_are() -> None:
     assert attack._raw_controls({"a": ["fine\n", {"b\x1b": 1}]}) and attack._raw_controls(("\x9b",))
     assert not attack._raw_controls({"a": ["é\n\t", 1, None, "\\x1b"]})
+
+
+def test_nothing_is_left_when_it_is_told_to_end(places: attack.Places) -> None:
+    with pytest.raises(SystemExit) as ended, attack._stopped_by_sigterm(), attack.Canaries(places, None) as canaries:
+        victim = canaries._victim
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 143 and victim.poll() is not None
+    assert not places.canary.exists() and not places.evidence.exists()
+
+
+def test_an_interpreter_that_may_not_be_run_is_told(
+    places: attack.Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").write_text("")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(ConfigError, match="that user may not run"), attack.Canaries(places, None):
+        pass
+    assert not places.canary.exists()
