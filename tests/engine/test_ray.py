@@ -373,7 +373,7 @@ def test_pools_fit_machines():
 def test_no_cluster_at_the_address():
     from jurat.engine.ray.cluster import _begin
 
-    with pytest.raises(ConfigError, match="nothing answers at the address of the Ray cluster: .*refused") as refused:
+    with pytest.raises(ConfigError, match=r"nothing answers at the address of the Ray cluster: .*refused") as refused:
         _begin("127.0.0.1:1")
     assert refused.value.where == "engine.ray: 127.0.0.1:1"
 
