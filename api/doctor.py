@@ -488,9 +488,10 @@ async def try_model(home: Path) -> dict[str, Any]:
     finally:
         engine.close()
     same = [a.rollout.text == b.rollout.text for a, b in zip(groups[0].scored, again.scored, strict=True)]
-    known = {key: engine.info[key] for key in ("path", "kernels", "threads", "capability", "parameters")}
+    known = {key: engine.info[key] for key in ("path", "kernels", "capability", "parameters")}
     return {
-        **known, **accelerators(), "sampled": sum(s.rollout.num_completion_tokens for g in groups for s in g.scored),
+        **known, "threads": engine.info["threads"]["learner"], **accelerators(),
+        "sampled": sum(s.rollout.num_completion_tokens for g in groups for s in g.scored),
         "difference": apart, "moved": moved and not update.skipped, "same_again": all(same), "seconds": took,
     }  # fmt: skip
 

@@ -47,7 +47,7 @@ class LocalEngine:
     critic: Callable[[Optim, int], LocalLearner | FsdpLearner]
     """(settings, optimiser steps) -> a value model that begins with the policy's weights as they are now."""
     info: Mapping[str, Any]
-    """For doctor and the run record: path and why, threads, dtype, parameters."""
+    """For doctor and the run record: path and why, threads of sampler and learner, dtype, parameters."""
 
     def memory(self) -> History:
         """Of this process and, where there are any, of the learner's ranks."""
@@ -82,7 +82,7 @@ def build(
     count = threads.choose_threads(engine.threads)
     lane = compute.MAIN
     if engine.max_lag:
-        lane, count = compute.Lane("sampler"), max(1, count // 2)
+        lane, count = compute.Lane("sampler"), count if engine.threads else max(1, count // 2)
         lane.call(threads.set_up, count)
     threads.set_up(count)
     config = AutoConfig.from_pretrained(folder)
@@ -121,7 +121,7 @@ def build(
         "dtype": engine.dtype,
         **by,
         "device": engine.device,
-        "threads": count,
+        "threads": {"sampler": count, "learner": count},
         "capability": torch.backends.cpu.get_cpu_capability(),
         "eos_ids": list(tokenizer.eos_ids),
         "max_length": tokenizer.max_length,
@@ -195,7 +195,8 @@ def _sampled(
     from jurat.engine.fsdp import home
 
     learner = made.learner
-    compute.call(threads.set_up, made.info["threads"])
+    count = made.info["threads"]
+    compute.call(threads.set_up, count)
     try:
         if engine.sampler == "vllm":
             sampler, by = _vllm(
@@ -213,7 +214,7 @@ def _sampled(
     return LocalEngine(
         tokenizer=made.tokenizer, sampler=sampler, learner=learner, link=sampler,
         reference=lambda: learner.keep("reference"), critic=made.critic,
-        info={**made.info, "why": simple, **by},
+        info={**made.info, "why": simple, **by, "threads": {"sampler": count, "learner": count}},
     )  # fmt: skip
 
 

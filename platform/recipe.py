@@ -547,7 +547,8 @@ class Engine(Part):
     """Working copy; masters and gradients are float32 always."""
     device: str = "cpu"
     threads: int | None = Field(default=None, ge=1)
-    """OpenMP threads; None: the physical cores this process may use. With max_lag sampler and learner have half each."""
+    """OpenMP threads of sampler and learner each; of ranks, all together. None: the physical cores this process may use, half
+    of them each with max_lag; on Ray the CPUs of the role's pool. Float32 sums, and so numbers, repeat for equal threads."""
     activation_checkpointing: bool = False
     compile: bool = False
     """Compile the layers of the transformers model as they learn (torch.compile), in one process; path auto is then simple."""

@@ -85,6 +85,8 @@ class StageRun:
             sets, reward = self.prepared.sets.values(), self.prepared.reward
             judge = leaving.enter_context(_hosted(recipe, launch.base, launch.cluster, sets, reward))
             engine = leaving.enter_context(closing(self._engine(algorithm)))
+            if launch.cluster is not None or _lag(recipe):  # what the bits of a number depend on, and no key need say
+                note("threads: " + ", ".join(f"{role} {count}" for role, count in engine.info["threads"].items()))
             kept = keep(self.prepared.sets, engine.tokenizer, recipe, note)
             ledger = leaving.enter_context(self._ledger(engine, first_step))
             learners, scorers = await self._models(engine, algorithm, own=own, parent=parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -156,16 +157,38 @@ def _begin(address: str) -> None:
     if address == "local":
         ray.init(address="local", include_dashboard=False, **settings)
         return
-    try:
-        if address != "auto":  # Ray itself tries for minutes
-            host, _, port = address.rpartition(":")
+    if address != "auto":  # Ray itself tries for minutes
+        host, _, port = address.rpartition(":")
+        try:
             socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+        except OSError as error:
+            raise ConfigError(
+                f"nothing answers at the address of the Ray cluster: {error}", where=f"engine.ray: {address}",
+                fix="start a cluster (ray start --head) and give its host:port, or set engine.ray: local to have one for the run",
+            ) from None  # fmt: skip
+    try:
         ray.init(address=address, **settings)
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"no Ray cluster answers: {str(error).splitlines()[0]}", where=f"engine.ray: {address}",
-            fix="start one (ray start --head) and give its host:port, or set engine.ray: local to have one for the run",
-        ) from None  # fmt: skip
+        raise _not_let_in(address, error) from None
+
+
+def _not_let_in(address: str, error: Exception) -> ConfigError:
+    """Of an address where something listens (``auto``: perhaps not), but no cluster that takes this driver. Ray's error is the
+    same for a wrong token, for none, and for what is no Ray; its native code prints the reason to stderr."""
+    lines = str(error).strip().splitlines()
+    said = lines[0] if lines else type(error).__name__
+    if address == "auto" and isinstance(error, ConnectionError):
+        return ConfigError(
+            f"no Ray cluster runs on this machine: {said}", where="engine.ray: auto",
+            fix="start one (ray start --head), or set engine.ray: local to have one for the run",
+        )  # fmt: skip
+    mode = os.environ.get("RAY_AUTH_MODE") or "not set"
+    return ConfigError(
+        f"the Ray cluster answers, but lets this process not in (RAY_AUTH_MODE is {mode} here): {said}",
+        where=f"engine.ray: {address}",
+        fix="a cluster whose first machine had a token asks for it: export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (there: ray "
+        "get-auth-token) here and before each ray start; else compare the versions of Ray, and the address",
+    )
 
 
 def _machines() -> list[Mapping[str, float]]:

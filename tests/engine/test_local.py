@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from jurat.engine import local
+from jurat.engine import compute, local
 from jurat.engine.threads import choose_threads, physical_cores, recommended_env
 from jurat.engine.tiny import save_tiny
 from jurat.platform.errors import ConfigError, ModelError
@@ -141,3 +141,15 @@ def test_settings_of_the_environment_are_left_alone(monkeypatch):
     monkeypatch.setenv("MALLOC_TOP_PAD_", "1")
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     assert "MALLOC_TOP_PAD_" not in recommended_env() and "MALLOC_TRIM_THRESHOLD_" in recommended_env()
+
+
+@pytest.mark.parametrize(("threads", "lag", "each"), [(2, 0, 2), (2, 1, 2), (None, 0, 3), (None, 1, 1)])
+def test_threads_mean_the_same_with_a_lag(build, monkeypatch, threads, lag, each):
+    """A number is that of sampler and learner each, as on Ray; only what nobody gave is shared out."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    before = torch.get_num_threads()
+    engine = build(threads=threads, max_lag=lag, dtype="float32")
+    assert engine.info["threads"] == {"sampler": each, "learner": each}
+    assert compute.call(torch.get_num_threads) == each
+    torch.set_num_threads(before)
+    compute.call(torch.set_num_threads, before)

@@ -370,13 +370,26 @@ def test_pools_fit_machines():
     assert [_part(2, 3), _part(4, 3), _part(1, 1), _part(0, 2)] == [0.6666, 1.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere"])
-def test_no_cluster_at_the_address(address):
+def test_no_cluster_at_the_address():
     from jurat.engine.ray.cluster import _begin
 
-    with pytest.raises(ConfigError, match="no Ray cluster answers") as refused:
-        _begin(address)
-    assert refused.value.where == f"engine.ray: {address}"
+    with pytest.raises(ConfigError, match=r"nothing answers at the address of the Ray cluster: .*refused") as refused:
+        _begin("127.0.0.1:1")
+    assert refused.value.where == "engine.ray: 127.0.0.1:1"
+
+
+def test_a_cluster_that_does_not_let_us_in_is_not_one_that_is_not_there(monkeypatch):
+    from jurat.engine.ray.cluster import _not_let_in
+
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    told = _not_let_in("10.0.0.1:6379", ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379"))
+    assert told.what.startswith(
+        "the Ray cluster answers, but lets this process not in (RAY_AUTH_MODE is not set here): Failed"
+    )
+    assert "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN" in told.fix
+    assert _not_let_in("auto", ConnectionError("Could not find any running Ray instance.")).what.startswith(
+        "no Ray cluster"
+    )
 
 
 # ---- learners over ranks -----------------------------------------------------------------------------------------
