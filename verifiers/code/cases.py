@@ -38,6 +38,8 @@ from jurat.verifiers.sandbox import typed
 MAX_TESTS = 2_000
 MAX_VALUES = 1_000_000
 """In one argument or expected value."""
+MAX_ASKED = 32 << 20
+"""Bytes of the arguments of one call."""
 MODES = ("stdio", "func", "assert", "check", "unittest")
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "stdio": ("tests", "inputs", "outputs", "compare", "tol", "checker"),
@@ -298,6 +300,8 @@ def _check_calls(calls: tuple[Call, ...], made: Cases) -> int:
             asked = typed.encode(call.message)
         except ValueError as fault:
             raise CasesError(f"test {index} has arguments that cannot be sent: {fault}") from None
+        if len(asked) > MAX_ASKED:
+            raise CasesError(f"test {index} has arguments of {len(asked)} bytes, at most {MAX_ASKED}: use mode stdio")
         try:
             answer = typed.encode({"value": call.expected})
         except ValueError as fault:

@@ -131,7 +131,8 @@ def blocks(text: str) -> Iterator[Block]:
 
 def _closes(fence: re.Match[str], mark: str, indent: int) -> bool:
     same = fence[2][0] == mark[0] and len(fence[2]) >= len(mark)
-    return same and not fence[3].strip() and len(fence[1]) <= indent + 3
+    # What ends the answer, or begins or ends emphasis, often stands behind it without a space; Python has no such lines.
+    return same and fence[3].strip()[:1] in ("", "<", "*") and len(fence[1]) <= indent + 3
 
 
 def _dedented(line: str, indent: int) -> str:

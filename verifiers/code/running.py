@@ -22,6 +22,8 @@ from jurat.verifiers.sandbox.program import Limits, Outcome, Program, Runner, Ru
 
 CHECKER_WALL = 5.0
 """Seconds that a checker may take, whatever the program may."""
+VETTED = 3
+"""Tests on whose expected output a checker is tried before it judges anybody."""
 GRACE = 2.0
 """Seconds for the end of a program that answers no more to become known."""
 
@@ -121,6 +123,23 @@ async def _checked(bench: Bench, test: Stdio, outcome: Outcome, checker: str) ->
     if good is None:
         return replace(said, outcome=outcome)
     return Result(status="correct" if good else "incorrect", why=said.why, outcome=outcome)
+
+
+async def checker_fault(bench: Bench, cases: Cases) -> Result | None:
+    """Why the checker can judge nobody, whatever a program prints: it fails on outputs that are expected or refuses them, or
+    takes a program for right that prints nothing. None for a checker that may be one."""
+    for index, test in enumerate(cases.stdio[:VETTED], 1):
+        if test.stdout is not None:
+            good, said = await _asked(bench, test, test.stdout, cases.checker)
+            if good is None:
+                return replace(said, why=f"test {index}: {said.why}")
+            if not good:
+                return Result(status="bad_gold", why=f"test {index}: the checker refuses the expected output")
+    for test in cases.stdio:
+        good, said = await _asked(bench, test, "", cases.checker)
+        if not good:
+            return said if said.status == "infra" else None
+    return Result(status="bad_gold", why="the checker takes an empty output for right, in every test")
 
 
 async def _asked(bench: Bench, test: Stdio, output: str, checker: str) -> tuple[bool | None, Result]:

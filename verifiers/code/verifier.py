@@ -19,7 +19,7 @@ from jurat.verifiers.code import asserts
 from jurat.verifiers.code.cases import Cases, CasesError, parse
 from jurat.verifiers.code.extract import extract
 from jurat.verifiers.code.results import UNDECIDED, Result
-from jurat.verifiers.code.running import Bench, results_of
+from jurat.verifiers.code.running import Bench, checker_fault, results_of
 from jurat.verifiers.sandbox import Limits, Program, Sandbox, SandboxUnavailable
 from jurat.verifiers.sandbox.levels import choose
 
@@ -70,7 +70,7 @@ def judge_completion(problem: Problem, completion: str, options: Options, *, fin
     found = extract(completion, finish=finish, unfenced=unfenced)
     if found.program is None:
         # Data that cannot judge anything are told first, so that they are not mistaken for a bad answer.
-        fault = _fault(problem.reference, options)
+        fault = _fault(problem.reference, options) or _checker_fault(problem.reference, options)
         return fault or Verdict.of(found.status, why=found.why, isolation="sandbox")
     verdict = judge_program(found.program, problem.reference, options)
     evidence = {"extracted": found.why, **verdict.evidence}
@@ -79,7 +79,7 @@ def judge_completion(problem: Problem, completion: str, options: Options, *, fin
 
 def judge_program(program: str, reference: str, options: Options) -> Verdict:
     """The verdict on a program as it is. Raises SandboxUnavailable where programs may not or cannot run so."""
-    fault = _fault(reference, options)
+    fault = _fault(reference, options) or _checker_fault(reference, options)
     if fault is not None:
         return fault
     cases = parse(reference)
@@ -133,7 +133,7 @@ def _fault(reference: str, options: Options) -> Verdict | None:
         cases = parse(reference)
     except CasesError as fault:
         return Verdict.of("bad_gold", why=str(fault)[:500])
-    if cases.output_bytes > options.output_kb << 10:
+    if cases.output_bytes + len("\r\n") > options.output_kb << 10:
         why = f"the cases expect {cases.output_bytes} bytes of output, over {options.output_kb} KiB: raise output_kb"
         return Verdict.of("error", why=why)
     lacks = [name for name in cases.needs if name not in options.preload]
@@ -141,6 +141,30 @@ def _fault(reference: str, options: Options) -> Verdict | None:
         why = f"the cases need {', '.join(lacks)}: name it in preload of the verifier's arguments"
         return Verdict.of("error", why=why[:500])
     return None
+
+
+def _checker_fault(reference: str, options: Options) -> Verdict | None:
+    """The same of a checker, which is tried once in each process."""
+    cases = parse(reference)
+    key = (reference, options.level, options.strict, options.preload)
+    if not cases.checker or _VETTED.get(key, key) is None:
+        return None
+    session = _session()
+    try:
+        bench = Bench(
+            runner=session.sandbox(options), limits=options.limits, deadline=time.monotonic(), retries=options.retries
+        )
+        found = session.wait(checker_fault(bench, cases))
+    except SandboxUnavailable as trouble:
+        return Verdict.of("infra", why=f"{trouble.what} {trouble.fix}"[:500], isolation="sandbox")
+    if found is None:
+        _VETTED[key] = None
+        return None
+    return Verdict.of(found.status, why=found.why[:500], isolation="sandbox")
+
+
+_VETTED: dict[tuple[Any, ...], None] = {}
+"""Of checkers that are fit to judge."""
 
 
 def verdict_of(results: Sequence[Result], cases: Cases, score: str) -> Verdict:

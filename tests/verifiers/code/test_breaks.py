@@ -3,13 +3,15 @@ at fault that nobody was told of."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from jurat.platform.types import Verdict
+from jurat.platform.types import Problem, Verdict, VerifierSpec
 from jurat.verifiers.code.extract import extract
+from jurat.verifiers.code.verifier import Options, judge_completion
 
 Judge = Callable[..., Verdict]
 
@@ -38,9 +40,9 @@ SQUARE_ROOT = "import json, sys\nd = json.load(sys.stdin)\nprint(int(d['output']
         ("def f(): return []", check("for x in candidate(): best = x\nassert all(best >= y for y in (1, 2))")),
         ("def f(n): return None", unit("r = f(3)\nif r is None: self.skipTest('nothing')\nself.assertEqual(r, 3)")),
         ("print('x')", {"mode": "stdio", "tests": [{"stdin": "4"}], "checker": SQUARE_ROOT}),
-        ("print('x')", {"mode": "stdio", "tests": [{"stdin": "4", "stdout": "3"}], "checker": SQUARE_ROOT}),
+        ("print('x')", {"mode": "stdio", "tests": [{"stdin": "4", "stdout": "2"}], "checker": SQUARE_ROOT}),
     ],
-    ids=["eval", "exec", "unbound", "skip", "checker alone", "checker that refuses what is expected"],
+    ids=["eval", "exec", "unbound", "skip", "checker alone", "checker"],
 )
 def test_no_bad_answer_is_left_out(judge: Judge, program: str, cases: dict[str, Any]) -> None:
     found = judge(program, cases)
@@ -112,6 +114,9 @@ def test_whole_programs_and_bodies(judge: Judge, prompt: str, program: str, mode
         ("- ```\n  print(1)\n  ```\n", "print(1)\n"),
         ("10. ~~~py\n\n    print(1)\n    ~~~\n", "\nprint(1)\n"),
         ("* ```python\nif 1:\n  print(1)\n```\n", "if 1:\n  print(1)\n"),
+        ("<answer>```python\nprint(1)\n```</answer>", "print(1)\n"),
+        ("```python\nprint(1)\n```<|im_end|>", "print(1)\n"),
+        ("**```python\nprint(1)\n```**", "print(1)\n"),
     ],
 )
 def test_fences_as_models_write_them(completion: str, program: str) -> None:
@@ -147,3 +152,23 @@ def test_expected_output_over_the_limit_is_told(judge: Judge) -> None:
     assert (found.status, found.score) == ("error", None)
     assert found.why == "the cases expect 3000 bytes of output, over 2 KiB: raise output_kb"
     assert judge("print('x' * 3000)", cases, output_kb=3).status == "correct"
+
+
+@pytest.mark.parametrize(
+    ("stdout", "checker", "status", "said"),
+    [
+        ("3", SQUARE_ROOT, "bad_gold", "test 1: the checker refuses the expected output"),
+        ("two", SQUARE_ROOT, "error", "test 1: the checker ended with exception"),
+        ("2", "print()", "error", "test 1: the checker printed '', expected true or false"),
+        ("2", "print('true')", "bad_gold", "the checker takes an empty output for right"),
+    ],
+)
+@pytest.mark.parametrize("completion", ["", "```python\nprint(2)\n```", "```python\nprint('x')\n```"])
+def test_a_checker_that_cannot_judge_judges_nobody(
+    stdout: str, checker: str, status: str, said: str, completion: str
+) -> None:
+    """Whatever the answer; without one too, which is how rows without a solution are looked at before a run."""
+    reference = json.dumps({"mode": "stdio", "tests": [{"stdin": "4", "stdout": stdout}], "checker": checker})
+    problem = Problem(id="p", messages=(), reference=reference, verifier=VerifierSpec(name="code"))
+    found = judge_completion(problem, completion, Options(), finish="stop", unfenced=False)
+    assert (found.status, found.score) == (status, None) and said in found.why
