@@ -160,9 +160,9 @@ def _stdio(value: dict[str, Any], shared: dict[str, Any]) -> Cases:
         made.append(Stdio(stdin=test.get("stdin", ""), stdout=expected))
     if not checker and not any((test.stdout or "").strip() for test in made):
         raise CasesError("no test expects any output: a program that does nothing would pass them all")
-    expected: dict[str, tuple[int, str | None]] = {}
+    seen: dict[str, tuple[int, str | None]] = {}
     for index, one in enumerate(made, 1):
-        first, before = expected.setdefault(one.stdin, (index, one.stdout))
+        first, before = seen.setdefault(one.stdin, (index, one.stdout))
         if not checker and text_difference(before or "", (one.stdout or "").encode("utf-8", "surrogatepass"), tol=tol):
             raise CasesError(f"tests {first} and {index} have the same input and expect different output")
     most = max(len((one.stdout or "").encode("utf-8", "surrogatepass")) for one in made)

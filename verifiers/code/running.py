@@ -115,10 +115,8 @@ async def _checked(bench: Bench, test: Stdio, outcome: Outcome, checker: str) ->
         return Result(status="incorrect", why="the output is not UTF-8", outcome=outcome)
     good, said = await _asked(bench, test, output, checker)
     if good is None and said.status != "infra":
-        answers, flags = True, ("checker_failed",)
-        if test.stdout is not None:
-            answers, flags = (await _asked(bench, test, test.stdout, checker))[0] is not None, ()
-        if answers:
+        if test.stdout is None or (await _asked(bench, test, test.stdout, checker))[0] is not None:
+            flags = ("checker_failed",) if test.stdout is None else ()
             return Result(status="incorrect", why=f"the checker fails on it: {said.why}", outcome=outcome, flags=flags)
     if good is None:
         return replace(said, outcome=outcome)
