@@ -105,15 +105,15 @@ class Zygote:
         ours.setblocking(False)
 
     def begin(self, limits: dict[str, Any], fds: list[int]) -> None:
-        """Hand over a run. Raises OSError if there is no process any more; SIGPIPE, which may end the judge, is not sent."""
+        """Hand over a run. Raises OSError if there is no process any more."""
         self.runs += 1
         self.control.sendmsg(
-            [json.dumps(limits).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))], socket.MSG_NOSIGNAL
+            [json.dumps(limits).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         )
 
     def kill_run(self) -> None:
         with contextlib.suppress(OSError):
-            self.control.send(b"kill", socket.MSG_NOSIGNAL)
+            self.control.send(b"kill")
 
     def close(self) -> None:
         """End it at once, and with it the run under way."""

@@ -103,7 +103,9 @@ time.process_time(), time.thread_time(), time.sleep(0), time.clock_gettime(time.
 async def test_all_threads_that_are_promised(sandbox: Sandbox) -> None:
     """Each took 72 MB of address space: 8 of stack, as much as the judge's ``ulimit -s``, and 64 of the C library's."""
     text = "go = threading.Event()\nthreads = [threading.Thread(target=go.wait) for _ in range({})]\n"
-    text += "[thread.start() for thread in threads]\ngo.set()\n[thread.join() for thread in threads]\nprint(len(threads))"
+    text += (
+        "[thread.start() for thread in threads]\ngo.set()\n[thread.join() for thread in threads]\nprint(len(threads))"
+    )
     assert await says(sandbox, text.format(LIMITS.processes - 1)) == "31\n"
 
 
