@@ -305,7 +305,7 @@ class Slot:
         elif self.run.here():
             self.run.lost("the sandbox was closed")
         else:
-            zygote.kill()  # its own event loop hears of it, and may close what it listens to
+            zygote.hang_up()  # its own event loop hears of it, and may close what it listens to
 
     def abandon(self) -> None:
         if self.zygote is not None:

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import pwd
-import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +25,8 @@ from jurat.verifiers.sandbox.program import Level
 
 START_SECONDS = 60.0
 """For a zygote to start, its preloaded packages included."""
+_PATIENCE = 0.5
+"""Seconds for a zygote to end by itself."""
 _FIRST_USER = 64_000
 """As root, programs run as a user of this number and up, one for each zygote."""
 _USERS = 1_000
@@ -105,28 +106,33 @@ class Zygote:
         ours.setblocking(False)
 
     def begin(self, limits: dict[str, Any], fds: list[int]) -> None:
-        """Hand over a run. Raises OSError if there is no process any more; SIGPIPE, which may end the judge, is not sent."""
+        """Hand over a run. Raises OSError if there is no process any more."""
         self.runs += 1
         self.control.sendmsg(
-            [json.dumps(limits).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))], socket.MSG_NOSIGNAL
+            [json.dumps(limits).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         )
 
     def kill_run(self) -> None:
         with contextlib.suppress(OSError):
-            self.control.send(b"kill", socket.MSG_NOSIGNAL)
+            self.control.send(b"kill")
 
     def close(self) -> None:
-        """End it at once, and with it the run under way."""
+        """End it, and with it the run under way."""
         if self.owner != os.getpid():  # a copy made by fork: the process is another's
             self.control.close()
             return
-        self.kill()
+        self.hang_up()
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self.control.close()
-        self._process.wait()
 
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
+    def hang_up(self) -> None:
+        """It ends by itself then, after its run, which it waits for: a judge that adopts orphans would be left with it."""
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
 
 
 def _next_user() -> int:

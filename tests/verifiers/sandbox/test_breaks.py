@@ -103,7 +103,9 @@ time.process_time(), time.thread_time(), time.sleep(0), time.clock_gettime(time.
 async def test_all_threads_that_are_promised(sandbox: Sandbox) -> None:
     """Each took 72 MB of address space: 8 of stack, as much as the judge's ``ulimit -s``, and 64 of the C library's."""
     text = "go = threading.Event()\nthreads = [threading.Thread(target=go.wait) for _ in range({})]\n"
-    text += "[thread.start() for thread in threads]\ngo.set()\n[thread.join() for thread in threads]\nprint(len(threads))"
+    text += (
+        "[thread.start() for thread in threads]\ngo.set()\n[thread.join() for thread in threads]\nprint(len(threads))"
+    )
     assert await says(sandbox, text.format(LIMITS.processes - 1)) == "31\n"
 
 
@@ -165,7 +167,7 @@ async def test_less_than_was_promised_is_no_verdict(level: str) -> None:
 
 
 APART = r"""
-import asyncio, os, resource, select, signal, sys, threading
+import asyncio, ctypes, os, resource, select, signal, sys, threading
 from jurat.verifiers.sandbox import Limits, Program, Sandbox, SandboxUnavailable
 
 level, what = sys.argv[1:]
@@ -239,6 +241,22 @@ async def narrow():
     assert (await sandbox.run(Program(text="x = bytes(800 << 20)"))).ending == "finished"
     sandbox.close()
 
+async def adopts():
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, as the first process of a container is
+    sandbox = Sandbox(level, slots=1)
+    busy = Program(text="import os\nos.write(0, b'1\\n')\nwhile True: pass", role="serve")
+    run = await sandbox.start(busy)
+    assert await run.receive() == 1
+    waiting = asyncio.ensure_future(run.wait())
+    for _ in range(2):
+        await asyncio.sleep(0)
+        waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    run = await sandbox.start(busy)
+    assert await run.receive() == 1
+    await asyncio.to_thread(sandbox.close)
+    await run.wait()
+
 def starves():
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, limit[1]))
@@ -253,7 +271,7 @@ def starves():
     assert sandbox.run_sync(Program(text="print(1)")).stdout == b"1\n"
     sandbox.close()
 
-made = {"cancels": cancels, "forks": forks, "dies": dies, "leaves": leaves, "narrow": narrow, "starves": starves}[what]()
+made = {"cancels": cancels, "forks": forks, "dies": dies, "leaves": leaves, "narrow": narrow, "adopts": adopts, "starves": starves}[what]()
 if made is not None:
     asyncio.run(made)
 assert alone()
@@ -268,11 +286,11 @@ def apart(level: str, what: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ["cancels", "forks", "leaves", "narrow", "starves"])
+@pytest.mark.parametrize("what", ["cancels", "forks", "leaves", "narrow", "adopts", "starves"])
 def test_judges_in_trouble(level: str, what: str) -> None:
     """Cancelled while its zygote starts: left an orphan. Forked while a thread holds a lock: the child waited for ever. With
     the default SIGPIPE: a program that left took it along. With little memory: its programs had no more. First used
-    without descriptors: took a weaker level, or none, for ever."""
+    without descriptors: took a weaker level, or none, for ever. As the first process of a container: kept what lost runs left."""
     judge = apart(level, what)
     _, said = judge.communicate(timeout=60)
     assert (judge.returncode, said) == (0, "")
