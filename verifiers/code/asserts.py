@@ -91,12 +91,13 @@ def names_at_once(tree: ast.Module) -> list[str]:
 
 def cannot_travel(tree: ast.Module, prompt: ast.Module, names: Sequence[str]) -> str:
     """Why a test of a program in another process cannot be what it seems, or ''. ``names`` are the program's."""
-    called = {name.partition(".")[0] for name in names}
+    tree = ast.Module([node for node in tree.body if not _runs_tests(node)], [])
+    called = {"candidate", *(name.partition(".")[0] for name in names)}
     unknown = set(unknown_names([tree, prompt])) - called
     if unknown and not _any_name(tree) and not _any_name(prompt):
         return f"it reads {min(unknown)}, which neither it nor the prompt defines, and which is not the entry"
     operands = {id(part) for node in ast.walk(tree) for part in _operands(node)}
-    objects = set()
+    objects, made, used = set(), {}, set()
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Load()) if name in called and id(node) in operands:
@@ -106,16 +107,21 @@ def cannot_travel(tree: ast.Module, prompt: ast.Module, names: Sequence[str]) ->
                     lazy = isinstance(item, ast.Call) and isinstance(item.func, ast.Name) and item.func.id in _LAZY
                     if lazy or isinstance(item, (ast.Lambda, ast.GeneratorExp)):
                         return f"it calls {name} with {ast.unparse(item)[:60]}, which cannot be sent to another process"
-            case ast.Attribute(value=ast.Call(func=ast.Name(id=name))) if name in called and name[:1].isupper():
-                objects.add(name)
-            case ast.Assign(value=ast.Call(func=ast.Name(id=name))) if name in called and name[:1].isupper():
-                objects.add(name)
+        match node:  # as well
+            case ast.Attribute(value=ast.Call(func=ast.Name(id=name)), attr=attr) if name in called - {"candidate"}:
+                objects |= {name} if attr not in _PLAIN_NAMES else set()
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if attr not in _PLAIN_NAMES:
+                used.add(name)
+            case ast.Assign(targets=[ast.Name(id=target)], value=ast.Call(func=ast.Name(id=name))) if name in called:
+                made[target] = name
+    objects |= {name for target, name in made.items() if target in used}
     if objects:
         name = min(objects)
-        return f"it makes an object of {name}, which cannot leave the program: test functions, or name an entry {name}.method"
+        return f"it makes an object of {name}, which cannot leave the program: name the entry {name}.method, and call candidate"
     return ""
 
 
+_PLAIN_NAMES = frozenset(name for kind in PLAIN for name in dir(kind))
 _LAZY = frozenset({"range", "iter", "map", "filter", "zip", "reversed", "enumerate", "object", "open"})
 """Built-in functions that give no plain data."""
 

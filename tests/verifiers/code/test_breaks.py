@@ -129,15 +129,24 @@ def test_a_fence_that_was_cut_off_is_no_slip() -> None:
 
 
 def test_tests_that_only_look_odd_are_taken(judge: Judge) -> None:
-    """A function by another name, handed on, in a list; contradictions that are none; an entry as others write it."""
+    """A function by another name, handed on, in a list; contradictions that are none; an entry as others write it; a
+    method; a line that runs the tests."""
     program = "def f(x): return x\nclass Solution:\n    def f(self, x): return x"
     for body in (
+        "x = candidate([2, 1])\nx.sort()\nassert x == [1, 2]",
+        "assert candidate('A').lower() == 'a'",
         "g = candidate\nassert g(2) == 2",
         "assert list(map(candidate, [2])) == [2]",
         "for g in [candidate]: assert g(2) == 2",
     ):
         assert judge(program, check(body)).status == "correct"
     assert judge(program, {"mode": "assert", "tests": ["assert f(1) == 1", "assert f(1) == True"]}).status == "correct"
+    method = check("assert candidate(1) == 1", "Solution.f")
+    assert judge(program, {**method, "test": method["test"] + "check(Solution().f)\n"}).status == "correct"
+    assert (
+        judge(program, {"mode": "assert", "entry": "Solution.f", "tests": ["assert candidate(1) == 1"]}).status
+        == "correct"
+    )
     tests = [{"args": [1], "expected": [1.0, 2]}, {"args": [1], "expected": {"$tuple": [1, 2]}}]
     assert judge("def f(x): return 1, 2", {"mode": "func", "entry": "f", "tests": tests}).status == "correct"
     assert (
