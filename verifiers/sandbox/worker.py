@@ -7,7 +7,7 @@ ways, and ``sys.stdin`` is empty.
 Channel, one typed JSON line each (``typed.py``)::
 
     serve  <-  {"entry": "f", "args": [...], "kwargs": {...}, "back": true}     all but ``args`` may be missing
-           ->  {"value": ..., "args": [...]}          ``args`` as they are afterwards, where ``back`` asked
+           ->  {"value": ..., "args": [...], "kwargs": {...}}    both as they are afterwards, where ``back`` asked
            ->  {"error": "ValueError", "type": "MyError", "message": [...], "args": [...]}
                                                       the nearest built-in class, its own, what it was made with
            ->  {"missing": "f"}                       the program defines no such thing
@@ -246,10 +246,10 @@ def _answer(names: _Json, entry: str, message: _Json) -> bytes:
         raise
     except BaseException as fault:
         if message.get("back"):
-            back = {"args": args}
+            back = {"args": args, "kwargs": kwargs}
         return _raised(fault, back)
     if message.get("back"):
-        back = {"args": args}
+        back = {"args": args, "kwargs": kwargs}
     try:
         return _typed({"value": value, **back})
     except _Untyped as fault:
@@ -300,6 +300,9 @@ def _proxy(entry: str, page: mmap.mmap) -> Any:
         back = answer.get("args")
         for old, new in zip(args, back if type(back) is list else (), strict=False):
             _change(old, new)
+        named = answer.get("kwargs")
+        for name, old in kwargs.items() if type(named) is dict else ():
+            _change(old, named.get(name))
         if "value" in answer:
             return answer["value"]
         kind = _BASES.get(answer["error"]) if type(answer["error"]) is str else None

@@ -55,8 +55,9 @@ def test_no_bad_answer_is_left_out(judge: Judge, program: str, cases: dict[str, 
         ("def f(n): raise ValueError", unit("try:\n    f(3)\n    self.fail('no error')\nexcept ValueError: pass")),
         ("def f(n): raise ValueError", check("try:\n    candidate(3)\n    assert False\nexcept ValueError: pass")),
         ("def f(n): return n", unit("self.assertEqual(R, 3)", "R = f(3)\n")),
+        ("def f(n): n.sort()", check("n = [2, 1]\ncandidate(n=n)\nassert n == [1, 2]")),
     ],
-    ids=["fail not reached", "assert False not reached", "called by the module"],
+    ids=["fail not reached", "assert False not reached", "called by the module", "changed by name"],
 )
 def test_right_programs_pass(judge: Judge, program: str, cases: dict[str, Any]) -> None:
     assert judge(program, cases).status == "correct"
