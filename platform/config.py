@@ -282,7 +282,7 @@ def _told(
         return (
             f"{key}: got {_shown(got)}, expected {keys}",
             "",
-            f"write it as {{NAME: {{KEY: VALUE}}}}, or leave it out",
+            "write it as {NAME: {KEY: VALUE}}, or leave it out",
         )
     either = "a name, or " if path[-1] in BY_NAME else ""
     give = f"the keys {', '.join(inner[0].model_fields)}" if expected == KEYS and inner else expected
