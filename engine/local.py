@@ -77,8 +77,7 @@ def build(
     """
     from transformers import AutoConfig
 
-    if engine.sampler == "vllm" and not engine.vllm_url:
-        settings.require()
+    refuse(engine)
     count = threads.choose_threads(engine.threads)
     lane = compute.MAIN
     if engine.max_lag:
@@ -87,7 +86,6 @@ def build(
     threads.set_up(count)
     config = AutoConfig.from_pretrained(folder)
     reason = _why_simple(config, engine)
-    refuse(engine)
     if engine.ranks > 1:
         own = engine.model_copy(update={"threads": count})
         made = sharded(folder, own, optim, sampling, total_steps=total_steps, lora=lora, seed=seed)
@@ -134,10 +132,41 @@ def build(
 
 
 def refuse(engine: Engine) -> None:
-    """Raise ConfigError for ranks that have no GPU here. Keys that do not go together are refused before (trainers)."""
+    """Raise ConfigError for what this machine has not: the device, a GPU for each rank, vLLM. Keys that do not go together are
+    refused before (trainers)."""
+    if engine.sampler == "vllm" and not engine.vllm_url:
+        settings.require()
+    try:
+        device = torch.device(engine.device)
+        if device.type != "cuda":  # whose memory a process should not take just to ask
+            torch.empty(0, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        lines = str(error).splitlines()
+        raise ConfigError(f"no device {engine.device!r} here: {lines[0] if lines else type(error).__name__}",
+                          where="engine.device", fix="set engine.device: cpu, or cuda on a machine with a GPU") from None  # fmt: skip
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and count <= (device.index or 0):
+        there = f"there are {count} GPUs here" if torch.version.cuda else "torch is built without CUDA here"
+        raise ConfigError(f"engine.device is {engine.device}, and {there}", where="engine.device",
+                          fix="set engine.device: cpu, or run it where the GPU is (on Ray: in a pool with gpus)")  # fmt: skip
     if engine.ranks > 1 and engine.device.startswith("cuda") and torch.cuda.device_count() < engine.ranks:
         raise ConfigError(f"{engine.ranks} ranks need a GPU each, this machine has {torch.cuda.device_count()}",
                           where="engine.ranks", fix="lower engine.ranks")  # fmt: skip
+
+
+def refuse_model(engine: Engine, folder: Path) -> None:
+    """Raise ConfigError where the model of a checked folder does not let its layers be shared by ``engine.tp`` ranks, or the fast
+    path is asked for and does not fit."""
+    from transformers import AutoConfig
+
+    if engine.path != "fast" and engine.tp == 1:
+        return
+    config = AutoConfig.from_pretrained(folder)
+    _why_simple(config, engine)
+    if engine.tp > 1:
+        from jurat.engine.fsdp.network import refuse_tp
+
+        refuse_tp(config, engine.tp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

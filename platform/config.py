@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from jurat.platform.errors import ConfigError
-from jurat.platform.recipe import Recipe, Stage
+from jurat.platform.recipe import Recipe, Stage, Unfit
 
 Place = tuple[str | int, ...]
 """Keys and places in lists from the top of a recipe to a value."""
@@ -188,10 +188,14 @@ def refusal(
 ) -> ConfigError:
     """Every reason for which ``model`` refused ``value``, in words of the recipe."""
     said, fixes, places = [], [], []
-    for fault in error.errors():
+    for fault in _whole(error.errors()):
         path, models, others, info = _walk(fault["loc"], model)
+        refused = fault.get("ctx", {}).get("error")
         if fault["type"] == "missing" and isinstance(path[-1], int):  # an element of a pair: the pair is too short
-            path, fault["type"] = path[:-1], "too_short"
+            fault["type"], fault["ctx"] = "too_short_pair", {"length": path[-1] + 1}
+            path = path[:-1]
+        elif isinstance(refused, Unfit):
+            path = (*path, *filter(None, refused.key.split(".")))
         elif fault["type"] == "union_tag_invalid" and not isinstance(_at(value, path), str):
             path = (*path, "name")
         what, hint, fix = _told(fault, path, models, others, info, model)
@@ -205,6 +209,16 @@ def refusal(
     return ConfigError("\n  ".join(said), where=places[0], fix="; ".join(dict.fromkeys(fixes)))
 
 
+def _whole(faults: Sequence[Any]) -> list[Any]:
+    """Without all but the last of the elements that one list lacks."""
+    lacks = {fault["loc"][:-1]: n for n, fault in enumerate(faults) if _lacks(fault)}
+    return [fault for n, fault in enumerate(faults) if not _lacks(fault) or lacks[fault["loc"][:-1]] == n]
+
+
+def _lacks(fault: Any) -> bool:
+    return fault["type"] == "missing" and isinstance(fault["loc"][-1], int)
+
+
 KEYS = "a mapping of keys"
 EXPECTED = {
     "int_parsing": "a whole number", "int_type": "a whole number", "int_from_float": "a whole number",
@@ -215,7 +229,7 @@ EXPECTED = {
     "greater_than": "more than {gt:g}", "greater_than_equal": "at least {ge:g}",
     "less_than": "less than {lt:g}", "less_than_equal": "at most {le:g}",
     "dict_type": KEYS, "model_type": KEYS, "model_attributes_type": KEYS,
-    "tuple_type": "a list", "too_short": "a longer list", "too_long": "a list of {max_length}",
+    "tuple_type": "a list", "too_short": "a longer list", "too_short_pair": "a list of {length}", "too_long": "a list of {max_length}",
 }  # fmt: skip
 """pydantic's type of a fault -> what was expected, with the words of its context."""
 WHOLE = "jurat recipes show quickstart prints a whole recipe"
@@ -232,7 +246,7 @@ def _told(
     """(what is wrong, a hint at the nearest, how to fix it). ``models`` are the parts that hold the key, ``others`` the
     alternatives to them that were not chosen."""
     kind, got, context = fault["type"], fault["input"], fault.get("ctx", {})
-    key, inner = ".".join(map(str, path)), _models_in(info.annotation) if info else []
+    key, inner = ".".join(map(str, path)), _models_in(info.annotation) if info else list(models)
     if kind == "extra_forbidden":
         return _unread(fault["loc"], key, models, others) or _unknown_key(fault["loc"], key, models, root)
     if kind == "missing":
@@ -240,8 +254,15 @@ def _told(
         return f"{key} is missing", "", f"add {key}{keys}" + (f"; {WHOLE}" if len(path) == 1 else "")
     if kind == "value_error":
         said = str(context["error"])
-        return f"{key}: {said}" if key else said, "", f"change {key or 'the recipe'} so that this holds"
+        fix = getattr(context["error"], "fix", f"change {key or 'the recipe'} so that this holds")
+        return f"{key}: {said}" if key else said, "", fix
     choices = re.findall(r"'([^']*)'", str(context.get("expected_tags", context.get("expected", ""))))
+    if choices and path[-1] == "[key]":
+        near = get_close_matches(str(got), choices, 1, 0.6)
+        key = key.removesuffix(".[key]")
+        if near:
+            return f"unknown key {key!r}", f" Did you mean {near[0]!r}?", f"write {key.removesuffix(str(got))}{near[0]}"
+        return f"unknown key {key!r}", "", f"keys there: {', '.join(choices)}"
     if choices:
         tag = context.get("tag", got)
         said, meant = f"{key}: {_shown(tag)} is none of {', '.join(choices)}", NAMED.get(str(tag), "?")
@@ -254,6 +275,15 @@ def _told(
         hint, wanted = (f" Did you mean {near[0]!r}?", near[0]) if near else ("", f"one of {', '.join(choices)}")
         return said, hint, f"write {key}: {wanted}"
     expected = EXPECTED[kind].format_map(context) if kind in EXPECTED else str(fault["msg"])
+    if kind == "too_short" and isinstance(got, Mapping):
+        expected = f"at least {context['min_length']} name"
+    if inner and _is_mapping(info) and path[-1] in models[0].model_fields and kind != "value_error":
+        keys = f"a mapping of names to the keys {', '.join(inner[0].model_fields)}"
+        return (
+            f"{key}: got {_shown(got)}, expected {keys}",
+            "",
+            "write it as {NAME: {KEY: VALUE}}, or leave it out",
+        )
     either = "a name, or " if path[-1] in BY_NAME else ""
     give = f"the keys {', '.join(inner[0].model_fields)}" if expected == KEYS and inner else expected
     default = info.default if info is not None and isinstance(path[-1], str) else None
@@ -357,11 +387,19 @@ def _walk(
         path.append(part)
         if isinstance(part, int):
             continue
+        if _is_mapping(info) and not any(part in model.model_fields for model in models) and models is not inner:
+            models, info = inner, None  # the name of one, whose keys come next
+            continue
         models, others, aside = inner, aside, []
         found = [model.model_fields[part] for model in models if part in model.model_fields]
         info = found[0] if found else None
         inner = [model for field in found for model in _models_in(field.annotation)]
     return tuple(path), models, others, info
+
+
+def _is_mapping(info: FieldInfo | None) -> bool:
+    """Whether a field is a mapping from names."""
+    return info is not None and getattr(info.annotation, "__origin__", None) is dict
 
 
 def _tags(models: Sequence[type[BaseModel]]) -> list[str]:

@@ -5,17 +5,48 @@ Words: prompts, samples and tokens. There are no mini, micro or global batch siz
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from math import ceil
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 
 class Part(BaseModel):
     """Base of every part: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth(cls, given: Any) -> Any:
+        """``yes`` is no 1."""
+        for key, value in given.items() if isinstance(given, dict) else ():
+            if isinstance(value, bool) and key in cls.model_fields:
+                kind = cls.model_fields[key].annotation
+                kinds = getattr(kind, "__args__", (kind,))
+                if bool not in kinds and (int in kinds or float in kinds):
+                    wanted = "a whole number" if int in kinds else "a number"
+                    said = f"got {str(value).lower()}, expected {wanted}"
+                    raise Unfit(key, said, f"give it {wanted}, or leave it out for its default")
+        return given
+
+
+class Unfit(ValueError):
+    """What a part refuses of one of its keys (``a.b``, from that part), and how to fix it."""
+
+    def __init__(self, key: str, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.key, self.fix = key, fix
 
 
 def _named(default: str) -> WrapValidator:
@@ -511,14 +542,18 @@ JUDGE_ROWS = 256
 
 
 class Placement(Part):
-    """Role -> name of its pool; None: ``main``, or the only one. Roles of one pool share its processors (at lag 0 sampler
-    and learner take turns)."""
+    """Role -> name of its pool; None: ``main``, or the only one; where there is neither, critic and reference are with the
+    learner. Roles of one pool share its processors (at lag 0 sampler and learner take turns)."""
 
     sampler: str | None = None
     learner: str | None = None
     critic: str | None = None
     reference: str | None = None
     judge: str | None = None
+
+
+ADDRESS = re.compile(r"[^\s/:]+:[0-9]{1,5}|\[[^\s/]+\]:[0-9]{1,5}")
+"""Of a Ray cluster: host:port."""
 
 
 class Engine(Part):
@@ -569,29 +604,50 @@ class Engine(Part):
     """Limit -> [lowest, highest] between which it is moved when one role is the bottleneck (docs/memory.md). Empty: none is,
     and a run does not depend on speed."""
 
+    @field_validator("ray")
+    @classmethod
+    def _addressed(cls, address: str) -> str:
+        port = address.rpartition(":")[2]
+        if address not in ("local", "auto") and not (ADDRESS.fullmatch(address) and 0 < int(port) < 65536):
+            raise Unfit(
+                "", f"{address!r} is no address of a Ray cluster, expected host:port, auto or local",
+                "give host:port with the port of ray start --head (6379, if it was not told another), auto, or local",
+            )  # fmt: skip
+        return address
+
     @model_validator(mode="after")
     def _bounded(self) -> Engine:
         for name, (low, high) in self.balance.items():
             if low > high:
-                raise ValueError(f"balance.{name} needs lowest <= highest, got [{low}, {high}]")
+                raise Unfit(
+                    f"balance.{name}", f"needs lowest <= highest, got [{low}, {high}]", f"write it as [{high}, {low}]"
+                )
         return self
 
     @model_validator(mode="after")
     def _placed(self) -> Engine:
+        named = ", ".join(name for name, pool in self.pools.items() if not pool.spare)
+        if not named:
+            raise Unfit("pools", "all pools are spare, so no role has a place", "give one without spare: true")
         for role in Placement.model_fields:
             name = self.pool_of(role)
             if name not in self.pools:
-                raise ValueError(f"placement.{role}: no pool {name!r}, pools has {', '.join(self.pools)}")
+                said = f"no pool {name!r}, pools has {', '.join(self.pools)}"
+                raise Unfit(f"placement.{role}", said, f"place it in one of {named}, or add the pool to engine.pools")
             if self.pools[name].spare:
-                raise ValueError(f"placement.{role}: pool {name!r} is spare, it takes roles when a machine is lost")
+                said = f"pool {name!r} is spare, it takes roles when a machine is lost"
+                raise Unfit(f"placement.{role}", said, f"place it in one of {named}")
         if self.vllm_url and self.sampler != "vllm":
-            raise ValueError("vllm_url goes with sampler: vllm")
+            said = f"a server goes with engine.sampler: vllm, and this one is {self.sampler!r}"
+            raise Unfit("vllm_url", said, "set engine.sampler: vllm, or leave it out")
         return self
 
     def pool_of(self, role: str) -> str:
         """Name of the pool that a role of ``placement`` runs in."""
         placed: str | None = getattr(self.placement, role)
         own = [name for name, pool in self.pools.items() if not pool.spare]
+        if not placed and role in ("critic", "reference") and len(own) > 1 and "main" not in own:
+            return self.pool_of("learner")  # which may not have them at all
         return placed or (own[0] if len(own) == 1 else "main")
 
 

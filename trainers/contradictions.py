@@ -82,6 +82,8 @@ def refuse_engine(engine: Engine, lora: LoRA | None) -> None:
     A value that is the default is as good as none: the record of a run gives every key.
     """
     several, own = engine.ranks > 1, Engine()
+    pool = engine.pool_of("learner")
+    cpus = engine.pools[pool].cpus
     refused: list[tuple[bool, str, str, str]] = [
         (
             engine.ranks % engine.tp > 0,
@@ -118,6 +120,12 @@ def refuse_engine(engine: Engine, lora: LoRA | None) -> None:
             "engine.offload",
             "engine.offload moves slices of several ranks from their GPUs to the CPU",
             "set engine.ranks above 1 and engine.device: cuda, or leave it out",
+        ),
+        (
+            engine.home == "ray" and several and cpus is not None and cpus < engine.ranks,
+            f"engine.pools.{pool}.cpus",
+            f"the learner's {engine.ranks} ranks need a CPU each, pool {pool} has {cpus}",
+            "raise it, lower engine.ranks, or give the learner a larger pool of its own (engine.placement.learner)",
         ),
         (
             engine.home == "local" and engine.judges != own.judges,

@@ -12,11 +12,12 @@ from jurat.datasets.check import check_gold, refuse_failed
 from jurat.datasets.load import ProblemSet, holds
 from jurat.engine import local, lora, memory, models
 from jurat.engine.probe import gpu_bytes
+from jurat.engine.ray import needs_ray
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.memory import machine_bytes
-from jurat.platform.recipe import Dapo, Neyman, PolicyGradient, Recipe, RewardPart
+from jurat.platform.recipe import Dapo, Engine, Neyman, PolicyGradient, Recipe, RewardPart
 from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.balance import knobs_of
@@ -95,15 +96,15 @@ def memory_needed(
     machines of a cluster have is theirs.
     """
     engine = stages[0].recipe.engine
-    for each in stages:
-        if engine.home == "local":  # a cluster's machines see for themselves
-            local.refuse(each.recipe.engine)
+    here = engine.home == "local" or engine.ray == "local"
+    if here:  # a cluster's machines see for themselves
+        local.refuse(engine)
+    local.refuse_model(engine, folder)
     try:
         model = memory.read_model(folder)
     except ModelError as error:
         note(f"memory is not checked: {error.what}")
         return {}
-    here = engine.home == "local" or engine.ray == "local"
     limits = memory.Limits(host=machine_bytes(), gpu=gpu_bytes(engine.device)) if here else memory.Limits()
     tokenizer, needed = HFTokenizer(folder), {}
     for each in stages:
@@ -153,6 +154,17 @@ def _replaced(recipe: Recipe) -> list[str]:
     return lost
 
 
+def _unchecked(engine: Engine) -> list[str]:
+    """Says what of a run only a cluster or a server can tell."""
+    asked = []
+    if engine.home == "ray":
+        needs_ray()
+        asked.append(f"the Ray cluster ({engine.ray}: whether it answers, and has room for engine.pools)")
+    if engine.vllm_url:
+        asked.append(f"the vLLM server ({engine.vllm_url})")
+    return [f"not checked: {' and '.join(asked)}"] if asked else []
+
+
 def dry_run(recipe: Recipe, *, home: Path, base: Path, over_memory: bool = False) -> Mapping[str, Any]:
     """What a run would do, without loading weights: stages, data, prompts, tokens. Raises what ``train`` would."""
     out = []
@@ -162,7 +174,7 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path, over_memory: bool = False
     tokenizer, notes = HFTokenizer(folder), list[str]()
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
     needed = memory_needed(prepared, folder, notes.append, over_memory=over_memory)
-    notes += _replaced(recipe)
+    notes += _replaced(recipe) + _unchecked(recipe.engine)
     for each_stage in prepared:
         name, stage, sets = each_stage.name, each_stage.recipe, each_stage.sets
         kept = keep(sets, tokenizer, stage, notes.append)

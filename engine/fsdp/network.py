@@ -28,7 +28,7 @@ from jurat.platform.types import Microbatch
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 T = TypeVar("T")
 
@@ -283,9 +283,8 @@ def skeleton(folder: Path) -> PreTrainedModel:
     return model
 
 
-def tensor_parallel_dims(model: PreTrainedModel, tp: int) -> dict[str, int]:
-    """{name: dimension that tensor parallelism cuts}. Raises ConfigError where the model does not allow ``tp``."""
-    config = model.config
+def refuse_tp(config: PretrainedConfig, tp: int) -> None:
+    """Raise ConfigError where the sizes of a model do not allow ``tp``."""
     where = "engine.tp"
     if config.model_type not in FAMILIES:
         raise ConfigError(f"no tensor-parallel plan for {config.model_type!r}: {', '.join(FAMILIES)} have one",
@@ -294,7 +293,12 @@ def tensor_parallel_dims(model: PreTrainedModel, tp: int) -> dict[str, int]:
         if getattr(config, key) % tp:
             raise ConfigError(f"{key} is {getattr(config, key)}, which {tp} ranks cannot share evenly", where=where,
                               fix=f"choose a divisor of {getattr(config, key)}")  # fmt: skip
-    dims = {}
+
+
+def tensor_parallel_dims(model: PreTrainedModel, tp: int) -> dict[str, int]:
+    """{name: dimension that tensor parallelism cuts}. Raises ConfigError where the model does not allow ``tp``."""
+    refuse_tp(model.config, tp)
+    where, dims = "engine.tp", {}
     for name, parameter in layers_of(model).named_parameters(prefix=_prefix(model)):
         module, _, kind = name.rpartition(".")
         dim = next((dim for suffix, dim in PLAN.items() if module.endswith("." + suffix)), None)

@@ -204,7 +204,7 @@ def test_what_set_got_wrong_is_no_fault_of_the_file(jurat: Any) -> None:
 
 def test_keys_of_a_source_are_told_alike(jurat: Any) -> None:
     done = jurat("eval", "smollm2", "generated", "--set", "fraction=[0.5]")
-    assert (done.code, "fraction: got [0.5], expected a longer list" in done.err) == (2, True)
+    assert (done.code, "fraction: got [0.5], expected a list of 2" in done.err) == (2, True)
     assert "where: --set fraction=[0.5]" in done.err
     done = jurat("datasets", "show", "generated", "--bad-rows", "skp")
     assert (done.code, "bad_rows: 'skp' is none of refuse, skip. Did you mean 'skip'?" in done.err) == (2, True)

@@ -331,3 +331,18 @@ def test_dry_run_says_what_neyman_may_spend(jurat: Any, small: Path) -> None:
     assert (stage["samples_per_step_budget"], stage["samples_per_step_at_most"]) == (16, 128)
     told = jurat("train", small, "--set", part, "--dry-run").out
     assert "step    at most 128 samples, 768 new tokens; the budget is about 16 samples\n" in told
+
+
+def test_packages_that_vllm_names_and_that_break_transformers_are_told(tmp_path, monkeypatch):
+    import sys
+
+    from jurat.api.cli_train import needs_engine
+    from jurat.platform.errors import ConfigError
+
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").touch()
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(ConfigError, match="torchvision::nms does not exist") as refused:
+        needs_engine()
+    assert refused.value.fix.startswith("pip uninstall -y torchvision torchaudio torchcodec")

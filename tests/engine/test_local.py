@@ -153,3 +153,23 @@ def test_threads_mean_the_same_with_a_lag(build, monkeypatch, threads, lag, each
     assert compute.call(torch.get_num_threads) == each
     torch.set_num_threads(before)
     compute.call(torch.set_num_threads, before)
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("cuda:63", "engine.device is cuda:63, and "),
+        ("tpu", "no device 'tpu' here: "),
+        ("xpu", "no device 'xpu' here: "),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(device, said):
+    with pytest.raises(ConfigError) as refused:
+        local.refuse(Engine(device=device))
+    assert refused.value.what.startswith(said) and refused.value.where == "engine.device"
+
+
+def test_heads_that_ranks_cannot_share_are_refused_before_a_rank_starts(folder):
+    local.refuse_model(Engine(ranks=3), folder)
+    with pytest.raises(ConfigError, match=r"num_attention_heads is \d+, which 3 ranks cannot share evenly"):
+        local.refuse_model(Engine(ranks=3, tp=3), folder)

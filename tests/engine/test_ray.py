@@ -353,12 +353,15 @@ def test_roles_without_a_place_run_in_main_or_in_the_only_pool():
     two = {"main": {}, "judges": {}}
     placed = Engine(pools=two, placement={"judge": "judges"})
     assert [placed.pool_of(role) for role in ("sampler", "judge")] == ["main", "judges"]
-    with pytest.raises(ValueError, match=r"placement\.judge: no pool 'spare', pools has main, judges"):
+    with pytest.raises(ValueError, match="no pool 'spare', pools has main, judges"):
         Engine(pools=two, placement={"judge": "spare"})
-    with pytest.raises(ValueError, match=r"placement\.sampler: no pool 'main', pools has a, b"):
-        Engine(pools={"a": {}, "b": {}})
+    for placement in ({}, {"sampler": "a", "learner": "b"}):
+        with pytest.raises(ValueError, match="no pool 'main', pools has a, b"):
+            Engine(pools={"a": {}, "b": {}}, placement=placement)
+    apart = Engine(pools={"a": {}, "b": {}}, placement={"sampler": "a", "learner": "b", "judge": "a"})
+    assert [apart.pool_of(role) for role in ("critic", "reference")] == ["b", "b"]
     assert Engine(pools={"gpu": {}, "extra": {"spare": True}}).pool_of("judge") == "gpu"
-    with pytest.raises(ValueError, match=r"placement\.judge: pool 'extra' is spare"):
+    with pytest.raises(ValueError, match="pool 'extra' is spare"):
         Engine(pools={"main": {}, "extra": {"spare": True}}, placement={"judge": "extra"})
 
 

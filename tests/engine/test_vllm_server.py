@@ -690,4 +690,6 @@ def test_a_url_goes_with_vllm():
 def test_options_given_to_the_server_win():
     found = serve.arguments(["folder", "--host", "0.0.0.0"], cpu=True)
     assert found[:4] == ["--model", "folder", "--host", "127.0.0.1"] and found[-2:] == ["--host", "0.0.0.0"]
+    assert found[found.index("--kv-cache-memory-bytes") + 1] == str(2 << 30)  # as in this process
+    assert "--kv-cache-memory-bytes" not in serve.arguments(["folder", "--gpu-memory-utilization=0.1"], cpu=True)
     assert "--enforce-eager" in found and "--enforce-eager" not in serve.arguments(["folder"], cpu=False)

@@ -103,13 +103,62 @@ def refused(more: str = "", given: Sequence[str] | Mapping[str, Any] = ()) -> Co
         ),
         (
             "algorithm: {shaping: {clip: [1]}}",
-            "algorithm.shaping.clip: got [1], expected a longer list (line 4)",
-            "give algorithm.shaping.clip a longer list",
+            "algorithm.shaping.clip: got [1], expected a list of 2 (line 4)",
+            "give algorithm.shaping.clip a list of 2",
         ),
         (
             "algorithm: {shaping: {clip: [1, 0]}}",
             "algorithm.shaping.clip: clip needs low < high, got [1.0, 0.0] (line 4)",
             "change algorithm.shaping.clip so that this holds",
+        ),
+        (
+            "engine: {max_lag: yes}",
+            "engine.max_lag: got true, expected a whole number (line 4)",
+            "give it a whole number, or leave it out for its default",
+        ),
+        (
+            "engine: {hang_seconds: true}",
+            "engine.hang_seconds: got true, expected a number (line 4)",
+            "give it a number, or leave it out for its default",
+        ),
+        # names that a recipe chooses, and keys that are names
+        (
+            "engine: {pools: {main: {cpu: 1}}}",
+            "unknown key 'engine.pools.main.cpu' (line 4). Did you mean 'cpus'?",
+            "write engine.pools.main.cpus",
+        ),
+        (
+            "engine: {pools: [main]}",
+            "engine.pools: got ['main'], expected a mapping of names to the keys cpus, gpus, spare (line 4)",
+            "write it as {NAME: {KEY: VALUE}}, or leave it out",
+        ),
+        (
+            "engine: {pools: {main: 3}}",
+            "engine.pools.main: got 3, expected a mapping of keys (line 4)",
+            "give engine.pools.main the keys cpus, gpus, spare",
+        ),
+        (
+            "engine: {pools: {}}",
+            "engine.pools: got {}, expected a mapping of names to the keys cpus, gpus, spare (line 4)",
+            "write it as {NAME: {KEY: VALUE}}, or leave it out",
+        ),
+        (
+            "engine: {balance: {judge_worker: [1, 2]}}",
+            "unknown key 'engine.balance.judge_worker' (line 4). Did you mean 'judge_workers'?",
+            "write engine.balance.judge_workers",
+        ),
+        (
+            "engine: {balance: {samples: []}}",
+            "engine.balance.samples: got [], expected a list of 2 (line 4)",
+            "give engine.balance.samples a list of 2",
+        ),
+        *(
+            (
+                f"engine: {{ray: {address!r}}}",
+                f"engine.ray: {address!r} is no address of a Ray cluster, expected host:port, auto or local (line 4)",
+                "give host:port with the port of ray start --head (6379, if it was not told another), auto, or local",
+            )
+            for address in ("localhost", "127.0.0.1:99999", "h:0", ":1", "ray://h:1", "")
         ),
         # a key that is unknown, elsewhere, or missing; names of alternatives are no part of a key
         *(
@@ -246,6 +295,14 @@ def test_what_a_recipe_needs_whole() -> None:
         (["data.train.levels=[1]", "data.train.levels.x=5"], "'x' is no place in a list of 1", "--set data.train.levels.x"),
         (["steps=0", "seed=x"],
          "steps: got 0, expected at least 1\n  seed: got 'x', expected a whole number (--set seed=x)", "--set steps=0"),
+        (["engine.balance={samples: [8, 1]}"], "engine.balance.samples: needs lowest <= highest, got [8, 1]",
+         "--set engine.balance={samples: [8, 1]}"),
+        (["engine.placement={judge: b}"], "engine.placement.judge: no pool 'b', pools has main",
+         "--set engine.placement={judge: b}"),
+        (["engine.vllm_url=http://h:1"], "engine.vllm_url: a server goes with engine.sampler: vllm, and this one is 'own'",
+         "--set engine.vllm_url=http://h:1"),
+        (["engine.pools.main.spare=true"], "engine.pools: all pools are spare, so no role has a place",
+         "--set engine.pools.main.spare=true"),
         ({"optim.lr": "x"}, "optim.lr: got 'x', expected a number", "overrides 'optim.lr'"),
     ],
 )  # fmt: skip

@@ -611,7 +611,7 @@ def test_two_fresh_environments_agree(tmp_path):
     assert changed != made[0]
 
 
-READ_BY_VALUE = '''
+READ_BY_VALUE = """
 import abc, collections, dataclasses, enum, functools, types
 
 Point = collections.namedtuple("Point", "x y", defaults=(1,))
@@ -654,7 +654,7 @@ def tuples(problem, completion): return Point(1).y + len(Kind) + Level.LOW.value
 def spaces(problem, completion): return SPACE.limit + TABLE.extra
 def classes(problem, completion): return Own().of() + MADE().of()
 def dispatch(problem, completion): return read(completion)
-'''
+"""
 
 
 @pytest.mark.parametrize("version", ["3.12", "3.13"])

@@ -423,3 +423,26 @@ def test_a_verdict_may_not_take_as_long_as_a_judge_that_hangs(tmp_path, home):
     assert caught.value.fix == "set it above 60, or lower deadline= in @jurat.verifier of slow_b"
     longer = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"hang_seconds": 61.0})})
     launch.dry_run(longer, home=tmp_path, base=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"device": "cuda:63"}, "engine.device is cuda:63"),
+        ({"ranks": 3, "tp": 3}, "which 3 ranks cannot share evenly"),
+        (
+            {"home": "ray", "ray": "h:1", "ranks": 2, "pools": {"main": {"cpus": 1}}},
+            "2 ranks need a CPU each, pool main has 1",
+        ),
+    ],
+)
+def test_a_dry_run_refuses_what_the_engine_would(tmp_path, engine, said):
+    recipe = validate({**TINY, "engine": {**TINY["engine"], **engine}}, where="test")
+    with pytest.raises(ConfigError, match=said):
+        launch.dry_run(recipe, home=tmp_path, base=tmp_path)
+
+
+def test_a_dry_run_says_what_it_cannot_check(tmp_path):
+    server = {**TINY["engine"], "sampler": "vllm", "vllm_url": "http://127.0.0.1:1"}
+    plan = launch.dry_run(validate({**TINY, "engine": server}, where="test"), home=tmp_path, base=tmp_path)
+    assert "not checked: the vLLM server (http://127.0.0.1:1)" in plan["notes"]

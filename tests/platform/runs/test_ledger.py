@@ -179,7 +179,9 @@ def test_an_outage_goes_through_the_spool(
             ledger.record_step(step_report(step))
             ledger.record_event("note", {"n": step})
         ledger.flush_now()  # durable in the spool, of which the writer may be trying a part again
-        spooled = [json.loads(line) for file in run.folder.glob("spool*.jsonl") for line in file.read_text().splitlines()]
+        spooled = [
+            json.loads(line) for file in run.folder.glob("spool*.jsonl") for line in file.read_text().splitlines()
+        ]
         assert {op["op"] for op in spooled} == {"part", "verdicts", "metric", "event"}
         assert ledger.health().lost == 0
         assert [r.message for r in caplog.records if "cannot write to the database" in r.message] != []
