@@ -152,9 +152,10 @@ def inner(): raise SystemExit(0)
 
     assert await ask(args=[[3, 1]], kwargs={"by": 9}, back=True) == {
         "value": ([1, 3, 9], {1, 2}, {(1, 2): 3}, 10**5000, float("inf")), "args": [[1, 3, 9]],
+        "kwargs": {"by": 9},
     }  # fmt: skip
     assert await ask(entry="fails", args=[[1]], back=True) == {
-        "error": "KeyError", "type": "Mine", "message": ["why", 3], "args": [[]],
+        "error": "KeyError", "type": "Mine", "message": ["why", 3], "args": [[]], "kwargs": {},
     }  # fmt: skip
     assert [await ask(entry="Solution.count", args=[]) for _ in range(2)] == [{"value": 1}, {"value": 1}]
     for name in ("print", "__builtins__", "nothing", "Solution.nothing", "json", "candidate"):
