@@ -496,11 +496,23 @@ def timeline(
         steps: dict[tuple[str, int], dict[str, float]] = {}
         for point in points:
             steps.setdefault((point.stage, point.step), {})[point.name] = point.value
+        if stage is not None and not steps:
+            stages = ", ".join(dict.fromkeys(p.stage or "''" for p in store.metrics(found)))
+            raise ConfigError(
+                f"run {found.id} has no step of a stage {stage!r}", where=f"--stage {stage}",
+                fix=f"its stages with steps: {stages or 'none yet'}",
+            )  # fmt: skip
         if step is None:
             chosen = [{"stage": s, "step": n + 1, **values} for (s, n), values in steps.items()][-limit:]
             _say_steps(found.id, chosen, as_json=as_json)
             return
         page = read(store, found, step=step - 1, stage=stage, limit=None)
+        if not page.records and not page.faults:
+            there = sorted(n + 1 for _, n in steps)
+            raise ConfigError(
+                f"run {found.id} has no samples of step {step}", where=f"--step {step}",
+                fix=f"it has steps {there[0]} to {there[-1]}" if there else "wait for its first step",
+            )  # fmt: skip
     samples = [_timed(record, steps.get((record.stage, record.step), {})) for record in page.records]
     samples.sort(key=lambda sample: -sum(sample["seconds"].values()))
     for fault in page.faults:

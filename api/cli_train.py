@@ -226,8 +226,12 @@ def estimate(
     if not as_json:
         for name, stage, found in stages:
             _print_estimate(name, formulas.demands(stage.engine, found), found, limits)
+    unfit: JuratError | None = None
     for name, stage, _ in stages:
-        formulas.refuse_unfit(stage, model, limits, name=name)
+        try:
+            formulas.refuse_unfit(stage, model, limits, name=name)
+        except JuratError as error:
+            unfit = unfit or error
     if as_json:
         terminal.print_json({
             "recipe": parsed.name, "parameters": model.parameters, "limits": dataclasses.asdict(limits),
@@ -242,7 +246,13 @@ def estimate(
                 }
                 for name, stage, found in stages
             ],
+            **({"error": terminal.error_json(unfit)} if unfit else {}),
         })  # fmt: skip
+    if unfit:
+        if not as_json:
+            raise unfit
+        terminal.fail(unfit)
+        raise typer.Exit(unfit.exit_code)
 
 
 def _print_estimate(name: str, places: Sequence[Demand], found: Sequence[Process], limits: Limits) -> None:
@@ -288,7 +298,9 @@ def needs_engine() -> None:
             f"training needs {' and '.join(absent)}, which the core of jurat goes without", where="jurat train",
             fix=install("train"),
         )  # fmt: skip
-    if importlib.util.find_spec("vllm") and importlib.util.find_spec("torchvision"):  # else none of transformers' models loads
+    if importlib.util.find_spec("vllm") and importlib.util.find_spec(
+        "torchvision"
+    ):  # else none of transformers' models loads
         try:
             importlib.import_module("torchvision")
         except (ImportError, OSError, RuntimeError) as error:

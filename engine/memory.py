@@ -538,12 +538,13 @@ def refuse_unfit(
 
 
 def _largest(found: Sequence[Process], kind: str) -> tuple[str, int]:
-    """The largest part, with the role that has it."""
-    parts = [
-        (f"{part.name} ({process.name})", part.bytes)
-        for process in found
-        for part in (process.gpu if kind == "gpu" else process.host)
-    ]
+    """The largest part, with the role that has it, of all its processes together."""
+    parts = []
+    for process in found:
+        count = process.count if kind == "host" else 1  # GPUs are one each
+        named = process.name if count == 1 else f"{process.name}, {count} of them"
+        there = process.gpu if kind == "gpu" else process.host
+        parts += [(f"{part.name} ({named})", count * part.bytes) for part in there]
     return max(parts, key=lambda each: each[1])
 
 
@@ -599,6 +600,14 @@ def _changes(stage: Recipe) -> Iterable[tuple[str, object, Callable[[Recipe], Re
         yield "engine.offload", "true", engine(offload=True)
     if stage.engine.ranks == 1 and stage.lora is None and stage.algorithm.name not in ("ppo",):
         yield "lora", "{rank: 16}", top(lora=LoRA())
+    if (
+        stage.engine.ranks > 1 and stage.engine.device == "cpu"
+    ):  # of one machine: each holds buffers, and a Python, of its own
+        ranks, tp = stage.engine.ranks, stage.engine.tp
+        for fewer in (ranks // 2, ranks // 4, ranks // 8, ranks // 16, ranks // 32):
+            if fewer >= max(2, tp) and fewer % tp == 0:
+                yield "engine.ranks", fewer, engine(ranks=fewer)
+        yield "engine.ranks", 1, engine(ranks=1, tp=1)
     if stage.engine.ranks > 1 and stage.engine.device != "cpu":
         for more in (2, 4, 8):
             yield "engine.ranks", stage.engine.ranks * more, engine(ranks=stage.engine.ranks * more)

@@ -68,6 +68,12 @@ def short_enough(
     Raises DataError where none is left, or one is too long and ``data.long_prompts`` is ``refuse``.
     """
     context, cap = tokenizer.max_length, recipe.data.max_prompt_tokens
+    new = recipe.sampling.max_new_tokens
+    if new >= context and isinstance(recipe.algorithm, PolicyGradient):
+        raise DataError(
+            f"sampling.max_new_tokens is {new}, and prompt and completion together have {context} tokens of this model's context",
+            where="sampling.max_new_tokens", fix=f"set it below {context}, so that prompts have room",
+        )  # fmt: skip
     prompts = {problem.id: len(tokenizer.encode_prompt(problem.messages)) for problem in problems}
 
     def within(lengths: Mapping[str, int], limit: int, what: str, why: str) -> None:
@@ -79,7 +85,8 @@ def short_enough(
                 f"first: {long[0].source}, {lengths[long[0].id]} tokens"
             )
             if recipe.data.long_prompts == "refuse" or len(long) == len(problems):
-                raise DataError(said, where=f"data.{name}", fix="raise the limit, or set data.long_prompts: skip")
+                raise DataError(said, where=f"data.{name}", fix="raise the limit" + (
+                    ", or set data.long_prompts: skip" if recipe.data.long_prompts == "refuse" else " or shorten the prompts"))  # fmt: skip
             note(f"skipped: {said}")
             problems = [problem for problem in problems if lengths[problem.id] <= limit]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from jurat.datasets.check import check_gold, refuse_failed
 from jurat.datasets.load import ProblemSet, holds
 from jurat.engine import local, lora, memory, models
 from jurat.engine.probe import gpu_bytes
-from jurat.engine.ray import needs_ray
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, ModelError
@@ -158,8 +158,8 @@ def _unchecked(engine: Engine) -> list[str]:
     """Says what of a run only a cluster or a server can tell."""
     asked = []
     if engine.home == "ray":
-        needs_ray()
-        asked.append(f"the Ray cluster ({engine.ray}: whether it answers, and has room for engine.pools)")
+        absent = "" if importlib.util.find_spec("ray") else "; Ray is not installed here, without which it cannot train"
+        asked.append(f"the Ray cluster ({engine.ray}: whether it answers, and has room for engine.pools{absent})")
     if engine.vllm_url:
         asked.append(f"the vLLM server ({engine.vllm_url})")
     return [f"not checked: {' and '.join(asked)}"] if asked else []

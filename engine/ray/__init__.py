@@ -28,6 +28,7 @@ REPLAYED = 16
 def needs_ray() -> None:
     """Say what Ray reads when it is imported. Raises ConfigError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # else escape codes, also into a log
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call after the end would start a cluster of its own
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("the home ray needs Ray, which is not installed", where="engine.home",

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from textwrap import shorten
 from typing import Any
 
 import ray
@@ -207,8 +208,8 @@ class Host:
                 gone, why = self.pid, self._why
                 if self._deaths > DEATHS:
                     raise RunFailed(
-                        f"the {self.role} died {DEATHS} times in a row without an answer: {self._said}",
-                        where=f"engine.placement.{self.role}, process {gone}",
+                        f"the {self.role} died {self._deaths} times in a row without an answer: {shorten(self._said, 160)}",
+                        where=f"the {self.role}'s process" + (f" {gone}" if gone else ", which did not begin"),
                         fix="see the cluster's logs (memory, most often), then jurat train --resume RUN",
                     )
                 self.kill()

@@ -455,6 +455,9 @@ def test_estimate_needs_a_config_and_nothing_else(jurat: Any, tmp_path: Path) ->
     assert refused.code == 2
     assert "there are 3.0 GiB" in refused.json["error"]["what"]
     assert refused.json["error"]["fix"] == "set lora: {rank: 16}"
+    parts = jurat(*asked, "--memory", "0.5", "--json")
+    assert parts.code == 2 and json.loads(parts.out)["stages"][0]["processes"][0]["host"]
+    assert json.loads(parts.out)["error"]["fix"]
     unknown = jurat("estimate", "quickstart", "--set", f"model={tmp_path / 'nowhere'}")
     assert unknown.code == 2
 

@@ -251,6 +251,10 @@ def test_what_does_not_fit_is_refused_with_the_key_to_change():
     with pytest.raises(ConfigError) as told:
         memory.refuse_unfit(stage(engine={"device": "cuda"}), large(), memory.Limits(gpu=80 * GIB), prompt_tokens=512)
     assert "the first GPU" in told.value.what and "lora" in told.value.fix
+    with pytest.raises(ConfigError) as told:
+        many = stage(tokens_per_microbatch=256, engine={"ranks": 64})
+        memory.refuse_unfit(many, model(), memory.Limits(host=20 * GIB), prompt_tokens=64)
+    assert "process (rank, 64 of them), 28.1 GiB" in told.value.what and told.value.fix == "set engine.ranks: 8"
     with pytest.raises(ConfigError, match="smaller model"):
         memory.refuse_unfit(stage(), large(), memory.Limits(host=8 * GIB), prompt_tokens=512)
 

@@ -446,3 +446,10 @@ def test_a_dry_run_says_what_it_cannot_check(tmp_path):
     server = {**TINY["engine"], "sampler": "vllm", "vllm_url": "http://127.0.0.1:1"}
     plan = launch.dry_run(validate({**TINY, "engine": server}, where="test"), home=tmp_path, base=tmp_path)
     assert "not checked: the vLLM server (http://127.0.0.1:1)" in plan["notes"]
+
+
+def test_no_room_for_a_prompt_is_told_of_the_key_that_takes_it(tmp_path):
+    recipe = validate({**TINY, "sampling": {"max_new_tokens": 4_000_000}}, where="test")
+    with pytest.raises(DataError, match=r"sampling\.max_new_tokens is 4000000, and prompt and completion") as refused:
+        launch.dry_run(recipe, home=tmp_path, base=tmp_path)
+    assert refused.value.where == "sampling.max_new_tokens" and refused.value.fix.startswith("set it below ")
