@@ -744,7 +744,7 @@ class Judge:
     def __init__(self) -> None:
         self._sandbox: Any = None
         self._told: set[int] = set()
-        """Processes that an earlier run left, and that were told then."""
+        """Processes that were there before, or that an earlier run left and that were told then."""
         self._zygotes: set[int] = set()
         """Process ids of all zygotes so far."""
 
@@ -752,9 +752,12 @@ class Judge:
         import asyncio
         from dataclasses import asdict
 
+        import psutil
+
         from jurat.verifiers.sandbox import Program, Sandbox, SandboxUnavailable
 
         self.close()
+        self._told |= {process.pid for process in psutil.Process().children(recursive=True)}
         self._sandbox = Sandbox(level, strict=level != "rlimits", slots=self.SLOTS, preload=tuple(preload))
         self._preload = tuple(preload)
         try:
