@@ -34,8 +34,8 @@ from jurat.platform.db import tables as t
 from jurat.platform.db.engine import writing
 from jurat.platform.errors import DataError, Interrupted
 from jurat.platform.faults import point
+from jurat.platform.runs import events, metrics, rollouts
 from jurat.platform.runs import repository as sql
-from jurat.platform.runs import rollouts
 from jurat.platform.runs.records import RunInfo, Segment
 from jurat.platform.runs.spool import Op, Spool
 from jurat.platform.runs.store import Store, checkpoint_row, evaluation_row, now
@@ -406,9 +406,9 @@ def _insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op]) -> None:
             sql.insert_facts(connection, table, run_pk, rows.pop(kind))
     point("ledger.mid_commit")
     if "metric" in rows:
-        sql.insert_metrics(connection, run_pk, [{**row, "value": float(row["value"])} for row in rows.pop("metric")])
+        metrics.insert(connection, run_pk, [{**row, "value": float(row["value"])} for row in rows.pop("metric")])
     if "event" in rows:
-        sql.insert_events(connection, run_pk, rows.pop("event"))
+        events.insert(connection, run_pk, rows.pop("event"))
     for row in rows.pop("end", []):
         sql.end_segment(connection, run_pk, row["segment"], row["ending"], row["at"])
     if rows:

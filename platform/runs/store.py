@@ -6,20 +6,21 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import getpid
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from jurat.platform.db import tables as t
 from jurat.platform.db.engine import connect, first_contact, reading, sqlite_url, writing
-from jurat.platform.db.upgrade import upgrade
+from jurat.platform.db.upgrade import is_empty, refuse_other, upgrade
 from jurat.platform.errors import ConfigError, RunFailed, nearest
 from jurat.platform.recipe import Recipe
+from jurat.platform.runs import events, leases, metrics
 from jurat.platform.runs import repository as sql
 from jurat.platform.runs.lock import Holder, holder
 from jurat.platform.runs.records import Event, Measured, Part, Point, RunInfo, Saved, Segment, VerdictStat
@@ -31,6 +32,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+T = TypeVar("T")
 
 
 def new_id(at: int | None = None) -> str:
@@ -55,8 +57,11 @@ class Store:
         self.runs_folder = home / "runs"
 
     @classmethod
-    def open(cls, url: str | None, home: Path, *, busy_seconds: float = 10.0) -> Store:
-        """Open, creating or upgrading the schema. ``url`` None: SQLite at ``home/jurat.db``.
+    def open(
+        cls, url: str | None, home: Path, *, busy_seconds: float = 10.0, durable: bool = True, migrate: bool = True
+    ) -> Store:
+        """Open, creating or upgrading the schema. ``url`` None: SQLite at ``home/jurat.db``. ``migrate`` False: only an
+        empty database gets one, another that is not this version's is refused. ``durable``: as of ``engine.connect``.
 
         Raises ConfigError for a bad URL, RunFailed if the database cannot be opened, SchemaError if it is newer.
         """
@@ -67,9 +72,11 @@ class Store:
             raise RunFailed(
                 f"cannot make the home folder: {error}", where=str(home), fix="choose another with --home"
             ) from None
-        engine = connect(url or sqlite_url(home / "jurat.db"), busy_seconds=busy_seconds)
+        engine = connect(url or sqlite_url(home / "jurat.db"), busy_seconds=busy_seconds, durable=durable)
         first_contact(engine)
-        upgrade(engine)
+        if migrate or is_empty(engine):
+            upgrade(engine)
+        refuse_other(engine)
         return cls(engine, home)
 
     def close(self) -> None:
@@ -84,6 +91,17 @@ class Store:
     def _writing(self) -> Iterator[sa.Connection]:
         with self._told(), writing(self.engine) as connection:
             yield connection
+
+    def read(self, ask: Callable[[sa.Connection], T]) -> T:
+        """The answer of repository functions, within one snapshot. Raises RunFailed where the database does not answer."""
+        with self._reading() as connection:
+            return ask(connection)
+
+    def write(self, do: Callable[[sa.Connection], T]) -> T:
+        """What repository functions do, in one transaction of its own: committed on return. A server with many writers
+        hands the same functions to a ``platform.db.writer.Writer`` of this store's ``engine``."""
+        with self._writing() as connection:
+            return do(connection)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -186,19 +204,8 @@ class Store:
 
     def set_state(self, run: RunInfo, state: State, detail: str = "") -> RunInfo:
         """Enter a state and record the move as an event. Raises RunFailed if the move is not in ``states.MOVES``."""
-        at = now()
         with self._writing() as connection:
-            before = sql.move_run(connection, run.pk, state, detail, at)
-            if before is not None:
-                payload = {"from": before, "to": state, "detail": detail}
-                event = {
-                    "uid": f"state-{secrets.token_hex(8)}",
-                    "segment": None,
-                    "at": at,
-                    "kind": "state",
-                    "payload": payload,
-                }
-                sql.insert_events(connection, run.pk, [event])
+            before = leases.move(connection, run.pk, state, detail)
         fresh = self.run(run.id)
         if before is None:
             raise RunFailed(
@@ -251,7 +258,7 @@ class Store:
     def add_event(self, run: RunInfo, kind: str, payload: Mapping[str, Any], *, segment: int | None = None) -> None:
         event = {"uid": secrets.token_hex(8), "segment": segment, "at": now(), "kind": kind, "payload": dict(payload)}
         with self._writing() as connection:
-            sql.insert_events(connection, run.pk, [event])
+            events.insert(connection, run.pk, [event])
 
     def add_metrics(self, run: RunInfo, segment: Segment, step: int, values: Mapping[str, float]) -> None:
         at = now()
@@ -259,7 +266,7 @@ class Store:
             {"segment": segment.no, "step": step, "at": at, "name": k, "value": float(v)} for k, v in values.items()
         ]
         with self._writing() as connection:
-            sql.insert_metrics(connection, run.pk, rows)
+            metrics.insert(connection, run.pk, rows)
 
     def add_checkpoint(self, run: RunInfo, segment: Segment, ref: CheckpointRef) -> None:
         with self._writing() as connection:
@@ -273,7 +280,7 @@ class Store:
 
     def events(self, run: RunInfo, *, after: int = 0, limit: int | None = None) -> list[Event]:
         with self._reading() as connection:
-            return sql.events(connection, run.pk, after=after, limit=limit)
+            return events.read(connection, run.pk, after=after, limit=limit)
 
     def metrics(
         self,
@@ -285,12 +292,12 @@ class Store:
     ) -> list[Point]:
         """By (stage, step, name). ``after``: (stage index, step) of the last one already seen."""
         with self._reading() as connection:
-            return sql.metrics(connection, run.pk, names=names, stage=stage, after=after)
+            return metrics.points(connection, run.pk, names=names, stage=stage, after=after)
 
     def last_metrics(self, run: RunInfo) -> list[Point]:
         """Every metric of the newest step."""
         with self._reading() as connection:
-            return sql.last_metrics(connection, run.pk)
+            return metrics.last_points(connection, run.pk)
 
     def checkpoints(self, run: RunInfo, *, all_rows: bool = False) -> list[Saved]:
         with self._reading() as connection:
