@@ -92,6 +92,8 @@ def train(
         run_id=run_id,
         meta={"base": str(base.resolve()), "rewards": rewards, "verifiers": dict(prepared[-1].verifiers)},
     )
+    if "rewards" not in run.meta:
+        run = _bind(store, run, recipe, prepared)
     if run.meta["rewards"] != rewards:
         raise RewardDrift(
             f"the reward of run {run.id} has changed since it began: {run.meta['verifiers']} then, "
@@ -112,6 +114,20 @@ def train(
             raise first from None if isinstance(first, JuratError) else error
         store.set_state(run, outcome.state)  # type: ignore[arg-type]
     return outcome
+
+
+def _bind(store: Store, run: RunInfo, recipe: Recipe, prepared: Sequence[Prepared]) -> RunInfo:
+    """The first start of a run that the service made: its reward is now known, and must be the one that was asked for."""
+    reward, verifiers = prepared[-1].reward, dict(prepared[-1].verifiers)
+    expected = run.meta.get("expected") or {}
+    wrong = [f"reward spec {expected['reward']}"] if expected.get("reward") not in (None, "", reward) else []
+    wrong += [f"{member} as {digest}" for member, digest in expected.get("verifiers", {}).items() if verifiers.get(member) != digest]
+    if wrong:
+        raise RewardDrift(
+            f"run {run.id} was to be rewarded by {', '.join(wrong)}; here it is {reward} of {verifiers}",
+            where=str(run.folder), fix="install that version of the verifier, or launch without naming one",
+        )  # fmt: skip
+    return store.bind(run, reward_digest=reward, meta={"rewards": [each.reward for each in prepared], "verifiers": verifiers})
 
 
 def _cluster(recipe: Recipe, note: Callable[[str], None]) -> AbstractContextManager[RayHome | None]:

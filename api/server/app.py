@@ -48,7 +48,7 @@ def create_app(service: Service) -> guard.Guard:
         title="jurat", version=__version__, openapi_url=None, docs_url=None, redoc_url=None,
         summary="Runs, reward versions, rollouts and where every number came from",
     )  # fmt: skip
-    app.state.service = service
+    app.state.service, app.state.hub = service, routes_stream.Hub(service)
     app.router.route_class = StrictRoute
     for routes in (routes_runs, routes_records, routes_stream, routes_data, routes_verifiers, routes_admin):
         app.include_router(routes.router, prefix=BASE)

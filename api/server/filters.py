@@ -5,7 +5,7 @@
     term    = field ( "=" | "!=" | "<" | "<=" | ">" | ">=" | ":" | "LIKE" ) value | field "IN" "[" value { "," value } "]" ;
     field   = word { "." ( word | quoted ) } ;                 value = number | quoted | word ;
 
-A term is true or false, never unknown: it is false where the field is absent, also ``!=``; ``NOT`` of it is then true.
+A term is true or false, never unknown: where the field is absent it is false, but ``!=`` is true.
 ``:`` asks whether a text holds another; ``LIKE`` takes ``%``, ``_`` and ``\\`` before them. Both, and ``=`` of no other
 kind, ignore case. Words may hold letters, digits and ``_ - / @``.
 """
@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
@@ -32,6 +32,8 @@ MAX_LISTED = 100
 """Values of one IN."""
 MAX_WILDCARDS = 8
 """Of one LIKE: matching takes time that grows with each."""
+
+NO_TIME = 'expected a time, as in "2026-11-30T12:00:00Z", or microseconds since 1970'
 
 Op = Literal["=", "!=", "<", "<=", ">", ">=", ":", "LIKE", "IN"]
 Value = str | float | int | bool | None
@@ -273,21 +275,12 @@ def parse_order(text: str) -> list[tuple[tuple[str, ...], bool, int]]:
 # ---- compiling ---------------------------------------------------------------------------------------------------
 
 Kind = Literal["text", "number", "time", "flag"]
-Wrap = Callable[[sa.ColumnElement[bool]], sa.ColumnElement[bool]]
-
-
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What a field is in SQL: a column, and how a condition on it is asked (an EXISTS around it, or nothing)."""
+    """What a field is in SQL."""
 
-    column: sa.ColumnElement[object]
+    column: sa.ColumnElement[Any]
     kind: Kind
-    wrap: Wrap = lambda condition: condition
-    sort: sa.ColumnElement[object] | None = None
-    """What to sort by, if not the column; None and ``wrapped``: it cannot be sorted by."""
-    number: sa.ColumnElement[object] | None = None
-    """Of a text that may be a number: that number, for values that are one and not in quotes."""
-    wrapped: bool = False
 
 
 class Fields:
@@ -323,13 +316,11 @@ def _compile(tree: Tree, text: str, fields: Fields) -> sa.ColumnElement[bool]:
     if isinstance(tree, Or):
         return sa.or_(*(_compile(item, text, fields) for item in tree.items))
     operand = fields.find(tree.field, text, tree.at)
-    return operand.wrap(_condition(operand, tree, text))
+    return _condition(operand, tree, text)
 
 
 def _condition(operand: Operand, term: Term, text: str) -> sa.ColumnElement[bool]:
     column, kind = operand.column, operand.kind
-    if operand.number is not None and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in term.values):
-        column, kind = operand.number, "number"
     if None in term.values:
         if term.op not in ("=", "!="):
             raise fault(text, term.value_at, "null is compared by = and != alone")
@@ -347,20 +338,26 @@ def _condition(operand: Operand, term: Term, text: str) -> sa.ColumnElement[bool
     }  # type: ignore[dict-item]  # fmt: skip
     if kind == "flag" and term.op not in ("=", "!="):
         raise fault(text, term.value_at, "a flag is compared by = and != alone")
-    return sa.and_(there, compare[term.op](values[0]))
+    made = compare[term.op](values[0])
+    return sa.or_(sa.not_(there), made) if term.op == "!=" else sa.and_(there, made)
 
 
-def _like(column: sa.ColumnElement[object], value: str, *, whole: bool, text: str, at: int) -> sa.ColumnElement[bool]:
+def _like(column: sa.ColumnElement[Any], value: str, *, whole: bool, text: str, at: int) -> sa.ColumnElement[bool]:
     if whole:
-        if len(re.findall(r"(?<!\\)[%_]", value)) > MAX_WILDCARDS:
-            raise fault(text, at, f"more than {MAX_WILDCARDS} wildcards")
-        if re.search(r"(?:^|[^\\])(?:\\\\)*\\$", value):
-            raise fault(text, at, "the pattern ends in a lone backslash")
+        refuse_pattern(value, text, at)
         pattern = value
     else:
         pattern = "%" + re.sub(r"([\\%_])", r"\\\1", value) + "%"
     lowered = sa.func.lower(sa.cast(column, sa.Text))
     return lowered.like(sa.func.lower(sa.literal(pattern, sa.Text)), escape="\\")
+
+
+def refuse_pattern(pattern: str, text: str, at: int) -> None:
+    """Raises Problem for a LIKE that would take long, or that SQL cannot read."""
+    if len(re.findall(r"(?<!\\)[%_]", pattern)) > MAX_WILDCARDS:
+        raise fault(text, at, f"more than {MAX_WILDCARDS} wildcards")
+    if re.search(r"(?:^|[^\\])(?:\\\\)*\\$", pattern):
+        raise fault(text, at, "the pattern ends in a lone backslash")
 
 
 def _typed(kind: Kind, value: Value, term: Term, text: str) -> Value:
@@ -380,7 +377,7 @@ def _typed(kind: Kind, value: Value, term: Term, text: str) -> Value:
                 pass
         elif isinstance(value, int) and not isinstance(value, bool):
             return value
-        raise fault(text, term.value_at, 'expected a time, as in "2026-11-30T12:00:00Z", or microseconds since 1970')
+        raise fault(text, term.value_at, NO_TIME)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     raise fault(text, term.value_at, "expected a number")
@@ -411,7 +408,7 @@ def terms(tree: Tree | None) -> Iterator[Term]:
 class Key:
     """One key of an order. Nulls come last, whatever the direction."""
 
-    column: sa.ColumnElement[object]
+    column: sa.ColumnElement[Any]
     descending: bool
 
 
@@ -420,15 +417,12 @@ def compile_order(text: str, fields: Fields, *, default: Sequence[Key], last: Ke
     keys = []
     for field, descending, at in parse_order(text):
         operand = fields.find(field, text, at, kind="bad-order", parameter="order_by")
-        column = operand.sort if operand.sort is not None else operand.column
-        if operand.sort is None and operand.wrapped:
-            raise fault(text, at, "that field cannot be sorted by", "bad-order", "order_by")
-        keys.append(Key(column, descending))
+        keys.append(Key(operand.column, descending))
     return [*(keys or default), last]
 
 
-def ordering(keys: Sequence[Key]) -> list[sa.ColumnElement[object]]:
-    made: list[sa.ColumnElement[object]] = []
+def ordering(keys: Sequence[Key]) -> list[sa.ColumnElement[Any]]:
+    made: list[sa.ColumnElement[Any]] = []
     for key in keys:
         made += [sa.case((key.column.is_(None), 1), else_=0), key.column.desc() if key.descending else key.column.asc()]
     return made

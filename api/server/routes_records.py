@@ -74,15 +74,15 @@ async def add_metrics(run: RunId, asked: shapes.MetricBatch, request: Request, s
 
     points = columns(asked)
     who = await asyncio.to_thread(principal_of, request)
-    if not (who.may("runs:write") or (who.run is not None and who.run.run == run)):
+    if not (who.may("runs:write") or who.holds(run)):
         denied(request, who, "the key may not write to this run")
     found = await asyncio.to_thread(run_named, service, run)
     if found.state in ("finished", "cancelled"):
         raise Problem("conflict", f"the run is {found.state}: its records are closed")
 
     def add(connection: sa.Connection) -> int:
-        if who.run is not None:
-            leases.fence(connection, found.pk, who.run.epoch)
+        if who.epoch is not None:
+            leases.fence(connection, found.pk, who.epoch)
         at = leases.now(connection)
         segment = asked.segment if asked.segment is not None else newest_segment(connection, found.pk, at)
         names = {name for name, _, _ in points}

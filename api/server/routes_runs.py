@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
@@ -26,7 +27,7 @@ from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.errors import ConfigError, RunFailed
 from jurat.platform.runs import events, leases
-from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs import search as find
 
 router = APIRouter(tags=["runs"])
 
@@ -37,6 +38,7 @@ PageToken = Annotated[str | None, Query(max_length=4096, description="As the pag
 FieldMask = Annotated[str | None, Query(max_length=1024, alias="fields", description="Names, joined by commas.")]
 Metrics = Annotated[str, Query(max_length=8192, alias="metrics", description="Metrics whose last values are told, joined by commas; `*`: all.")]
 RunId = str
+MAX_TAGS = 64
 
 
 def _named(text: str) -> list[str]:
@@ -72,30 +74,17 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
             leases.move(connection, run.pk, "queued", actor=who.name)
 
         service.writer.call(queue)
-        service.audit.note(who.name, "create run", run.id, request.scope["state"]["request_id"], "done")
-        body = search.one(service.store, run.pk)
+        service.audit(who.name, "create run", run.id, request.scope["state"]["request_id"], "done")
+        body = search.one(service.store, run.id)
         return tell(body, 201, {"Location": f"/api/v1/runs/{run.id}", "ETag": etag(body["version"])})
 
     return once(request, who, make)
 
 
-def set_tags(connection: sa.Connection, run_pk: int, tags: dict[str, Any]) -> None:
-    label = t.run_label.c
-    mine = sa.and_(label.run_pk == run_pk, label.kind == "tag")
-    connection.execute(sa.delete(t.run_label).where(mine, label.key.in_(list(tags))))
-    for key, text in tags.items():
-        if text is not None:
-            connection.execute(sa.insert(t.run_label).values(run_pk=run_pk, kind="tag", key=t.visible(key), text=t.visible(text), number=_number(text)))
-    if len(tags) and (connection.execute(sa.select(sa.func.count()).where(mine)).scalar() or 0) > 64:
-        raise Problem("invalid", "a run may have 64 tags", errors=[{"pointer": "/tags", "code": "too-many", "message": "more than 64 tags"}])
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if abs(value) < float("inf") else None
+def set_tags(connection: sa.Connection, run_pk: int, tags: Mapping[str, Any]) -> None:
+    find.label(connection, run_pk, "tag", tags)
+    if len(find.labels(connection, run_pk, "tag")) > MAX_TAGS:
+        raise Problem("invalid", f"a run may have {MAX_TAGS} tags", errors=[{"pointer": "/tags", "code": "too-many", "message": f"more than {MAX_TAGS}"}])
 
 
 @router.get("/runs", response_model=shapes.Runs, summary="Find runs", responses=responses("bad-filter", "bad-order", "bad-page-token", "query-too-slow"))
@@ -108,14 +97,14 @@ def list_runs(
     page_token: PageToken = None,
     fields: FieldMask = None,
     metrics: Metrics = "",
-    count: Literal["exact", "estimate"] | None = None,
+    count: Literal["exact"] | None = None,
 ) -> Response:
     """Newest first unless `order_by` says otherwise. What is not asked for is not read: name `metrics` and `fields`."""
     wanted = set(masked(dict.fromkeys(search.KNOWN), fields, default=search.DEFAULT, known=search.KNOWN))
     return tell(
         search.search(
             service.store, service.secret, filter_=filter_, order_by=order_by, page_size=page_size, page_token=page_token,
-            fields=frozenset(wanted), metrics=_named(metrics)[: search.MAX_COLUMNS], count=count,
+            fields=frozenset(wanted), metrics=_named(metrics), count=count is not None,
         )
     )  # fmt: skip
 
@@ -127,16 +116,9 @@ def get_run(run: RunId, request: Request, service: Here, who: CanRead, fields: F
     if unchanged(request, found.version) and not metrics:
         return Response(status_code=304, headers={"ETag": etag(found.version)})
     wanted = masked(dict.fromkeys(search.KNOWN), fields, default=search.DEFAULT, known=search.KNOWN)
-    body = search.one(service.store, found.pk, recipe="recipe" in wanted, metrics=_named(metrics)[: search.MAX_COLUMNS])
-    if "recipe" in body:
-        body["recipe"] = harmless(body["recipe"])
+    body = search.one(service.store, run, recipe="recipe" in wanted, metrics=_named(metrics))
     shown = {name: value for name, value in body.items() if name in wanted or name == "id"}
     return tell(shown, 200, {"ETag": etag(body["version"])})
-
-
-def harmless(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe without the address of its database, which may hold a password."""
-    return {**recipe, "tracking": {**(recipe.get("tracking") or {}), "database": None}}
 
 
 @router.patch("/runs/{run}", response_model=shapes.Run, summary="Change tags, project, priority or restarts",
@@ -157,8 +139,8 @@ def change_run(run: RunId, asked: shapes.RunChange, request: Request, service: H
         set_tags(connection, found.pk, dict(asked.tags or {}))
 
     service.writer.call(change)
-    service.audit.note(who.name, "change run", run, request.scope["state"]["request_id"], "done")
-    body = search.one(service.store, found.pk)
+    service.audit(who.name, "change run", run, request.scope["state"]["request_id"], "done")
+    body = search.one(service.store, run)
     return tell(body, 200, {"ETag": etag(body["version"])})
 
 
@@ -175,7 +157,7 @@ def delete_run(run: RunId, request: Request, service: Here, who: CanWrite) -> Re
         events.add(connection, found.pk, "deleted", {"by": who.name}, at=leases.now(connection))
 
     service.writer.call(hide)
-    service.audit.note(who.name, "delete run", run, request.scope["state"]["request_id"], "done")
+    service.audit(who.name, "delete run", run, request.scope["state"]["request_id"], "done")
     return Response(status_code=204)
 
 
@@ -190,10 +172,10 @@ def _command(kind: str, run: RunId, request: Request, service: Here, who: Any) -
             state = service.writer.call(lambda connection: leases.command(connection, found.pk, kind, by=who.name))
         except RunFailed as error:
             raise Problem("conflict", f"{error.what}. {error.fix}" if error.fix else error.what) from None
-        service.audit.note(who.name, f"{kind} run", run, request.scope["state"]["request_id"], "done")
+        service.audit(who.name, f"{kind} run", run, request.scope["state"]["request_id"], "done")
         if service.launcher is not None:
             service.launcher.wake()
-        body = search.one(service.store, found.pk)
+        body = search.one(service.store, run)
         return tell(body, 202 if state in leases.LEASED else 200, {"ETag": etag(body["version"])})
 
     return once(request, who, ask)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from fastapi import Depends, Request, Response
 
 from jurat.api.server import keys
-from jurat.api.server.access import LOCAL, Answer, Audit, Idempotency, Keys, Principal
+from jurat.api.server.access import LOCAL, Keys, Principal, blotted
 from jurat.api.server.guard import Failures
 from jurat.api.server.problems import Problem
+from jurat.platform import access
+from jurat.platform.db.writer import Writer
 from jurat.platform.errors import ConfigError
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.store import Store
@@ -39,6 +41,8 @@ class Settings:
     """Further names by which the service may be called."""
     recipes: tuple[Path, ...] = ()
     """Folders of the operator's recipes, beside those that ship."""
+    verifiers: tuple[str, ...] = ()
+    """Files of the operator's verifiers, for ``POST /verify``."""
     slots: int = 1
     """Runs that the launcher keeps going at once; 0: it launches none."""
     lease_seconds: float = 45.0
@@ -79,8 +83,7 @@ class Service:
     store: Store
     secret: bytes
     keys: Keys
-    idempotency: Idempotency
-    audit: Audit
+    writer: Writer
     failures: Failures = field(default_factory=Failures)
     reader: Reader | None = None
     launcher: Launcher | None = None
@@ -94,10 +97,11 @@ class Service:
         from jurat.api.server.reader import Reader
         from jurat.api.server.verdicts import Judges
 
-        store = Store.open(settings.database, settings.home)
+        store = Store.open(settings.database, settings.home, migrate=False)
+        writer = Writer(store.engine)
         made = cls(
-            settings=settings, store=store, secret=keys.service_secret(settings.home), keys=Keys(store.engine),
-            idempotency=Idempotency(store.engine), audit=Audit(store.engine), reader=Reader(), judges=Judges(),
+            settings=settings, store=store, secret=keys.service_secret(settings.home), writer=writer, keys=Keys(store, writer),
+            reader=Reader(), judges=Judges(settings.verifiers),
         )  # fmt: skip
         made.open = settings.open_to_all or (settings.loopback and not made.keys.any())
         if not settings.loopback and not settings.open_to_all and not made.keys.any():
@@ -108,8 +112,14 @@ class Service:
             )  # fmt: skip
         return made
 
+    def audit(self, who: str, action: str, target: str, request_id: str, outcome: str) -> None:
+        """Note what was refused or changed; the note is on its way when this returns."""
+        row = {"principal": who, "action": action, "target": target, "request_id": request_id, "outcome": outcome}
+        kept = {name: blotted(text)[:200] for name, text in row.items()}
+        self.writer.submit(lambda connection: access.audit(connection, **kept))
+
     def close(self) -> None:
-        for part in (self.launcher, self.reader, self.judges):
+        for part in (self.launcher, self.reader, self.judges, self.writer):
             if part is not None:
                 part.close()
         self.store.close()
@@ -136,14 +146,11 @@ def principal_of(request: Request) -> Principal:
         address = request.client.host if request.client else ""
         service.failures.refuse(address)
         if scheme.lower() == "bearer":
-            token = keys.read(service.secret, shown.strip())
-            found = (
-                Principal(name=f"run:{token.run}", scopes=frozenset(), run=token) if token else service.keys.principal(shown.strip())
-            )
+            found = service.keys.principal(shown.strip())
         if found is None:
             if shown:
                 service.failures.failed(address)
-                service.audit.note("unknown", f"{request.method} {request.url.path}", address, state["request_id"], "unauthenticated")
+                service.audit("unknown", f"{request.method} {request.url.path}", address, state["request_id"], "unauthenticated")
             raise Problem("unauthenticated", "send Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"})
         service.failures.passed(address)
     state["principal"] = found or LOCAL
@@ -165,7 +172,7 @@ def needs(scope: str) -> Any:
 def denied(request: Request, who: Principal, detail: str) -> None:
     """Note it and raise."""
     state = request.scope["state"]
-    of(request).audit.note(who.name, f"{request.method} {request.url.path}", "", state["request_id"], "forbidden")
+    of(request).audit(who.name, f"{request.method} {request.url.path}", "", state["request_id"], "forbidden")
     raise Problem("forbidden", detail)
 
 
@@ -183,7 +190,7 @@ def run_named(service: Service, run: str) -> RunInfo:
         found = service.store.run(run)
     except ConfigError:
         found = None
-    if found is None or found.id != run:
+    if found is None or found.id != run or found.deleted_at is not None:
         raise Problem("not-found", "there is no such run")
     return found
 
@@ -200,17 +207,24 @@ def once(request: Request, who: Principal, do: Callable[[], Response]) -> Respon
         raise Problem("invalid", "Idempotency-Key has 1 to 255 printable characters",
                       errors=[{"pointer": "Idempotency-Key", "code": "invalid", "message": "too long, or not printable"}])  # fmt: skip
     service = of(request)
-    sha256 = hashlib.sha256(request.scope["state"]["body"]).hexdigest()
-    kept = service.idempotency.begin(who.name, key, f"{request.method} {request.url.path}", sha256)
-    if kept is not None:
-        return Response(kept.body, kept.status, {**kept.headers, "Idempotent-Replayed": "true"})
+    route, sha256 = f"{request.method} {request.url.path}", hashlib.sha256(request.scope["state"]["body"]).hexdigest()
+    seen = service.writer.call(lambda connection: access.begin_request(connection, who.name, key, route=route, body_sha256=sha256))
+    if seen is not None:
+        if (seen.route, seen.body_sha256) != (route, sha256):
+            raise Problem("key-reused", "this Idempotency-Key was used for another request",
+                          errors=[{"pointer": "Idempotency-Key", "code": "key-reused", "message": "take a new one"}])  # fmt: skip
+        if seen.status is None:
+            raise Problem("in-flight", "the first request with this key goes on", headers={"Retry-After": "1"})
+        return Response(seen.body, seen.status, {**(seen.headers or {}), "Idempotent-Replayed": "true"})
     try:
         made = do()
+        kept = {name: value for name, value in made.headers.items() if name.lower() not in ("content-length", "date")}
+        service.writer.call(
+            lambda connection: access.answer_request(connection, who.name, key, status=made.status_code, headers=kept, body=bytes(made.body))
+        )
     except BaseException:
-        service.idempotency.forget(who.name, key)
+        service.writer.call(lambda connection: access.drop_request(connection, who.name, key))
         raise
-    headers = {name: value for name, value in made.headers.items() if name.lower() not in ("content-length", "date")}
-    service.idempotency.done(who.name, key, Answer(status=made.status_code, headers=headers, body=bytes(made.body)))
     return made
 
 

@@ -168,13 +168,12 @@ class Verify(Shape):
 
     model_config = ConfigDict(
         extra="forbid",
-        json_schema_extra={"examples": [{"verifier": "sha256:" + "9f" * 32, "items": [{"gold": "1/2", "answer": "0.5"}]}]},
+        json_schema_extra={"examples": [{"verifier": "sha256:" + "9f" * 32, "items": [{"gold": "1/2", "completion": "So it is \\boxed{0.5}."}]}]},
     )
 
     class Item(Shape):
         gold: Annotated[str, StringConstraints(max_length=100_000)]
-        answer: Annotated[str, StringConstraints(max_length=1_000_000)] | None = Field(None, description="A bare answer.")
-        completion: Annotated[str, StringConstraints(max_length=1_000_000)] | None = Field(None, description="A whole text that ends in one.")
+        completion: Annotated[str, StringConstraints(max_length=1_000_000)]
         prompt: Annotated[str, StringConstraints(max_length=100_000)] = ""
 
     verifier: Digest
