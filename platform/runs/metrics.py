@@ -177,6 +177,14 @@ def _numbers(connection: sa.Connection, names: Sequence[str]) -> dict[str, int]:
     return out
 
 
+def number_of(connection: sa.Connection, name: str) -> int | None:
+    """The number of a name, if any run has it."""
+    known = _keys.setdefault(connection.engine, {})
+    if name not in known:
+        known |= _numbers(connection, [name]) if not connection.get_execution_options().get("jurat_writes") else {}
+    return known.get(name)
+
+
 def count_names(connection: sa.Connection, run_pk: int) -> int:
     """Of one run; a service refuses more than ``MAX_NAMES``."""
     return int(connection.execute(sa.select(sa.func.count()).where(_l.run_pk == run_pk)).scalar_one())

@@ -13,10 +13,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from jurat.platform.db import tables as t
+from jurat.platform.db.clock import now
 from jurat.platform.db.insert import insert_new
-from jurat.platform.runs import metrics
+from jurat.platform.recipe import Recipe
+from jurat.platform.runs import events, metrics, search
 from jurat.platform.runs.leases import run_of
 from jurat.platform.runs.records import Measured, Part, RunInfo, Saved, Segment, VerdictStat
+from jurat.platform.runs.states import LIMITS, Limits, State
 from jurat.platform.types import CheckpointRef, Estimate, Evaluation
 
 Row = Mapping[str, Any]
@@ -25,11 +28,49 @@ Row = Mapping[str, Any]
 # ---- runs --------------------------------------------------------------------------------------------------------
 
 
-def insert_run(connection: sa.Connection, row: Row) -> bool:
-    """False if the id is taken."""
+def new_run(
+    connection: sa.Connection,
+    run_id: str,
+    *,
+    recipe: Recipe,
+    recipe_digest: str,
+    reward_digest: str = "",
+    meta: Mapping[str, Any] | None = None,
+    state: State = "created",
+    project: str = "",
+    priority: int = 0,
+    max_restarts: int = 0,
+    max_runtime: float | None = None,
+    parent_run: str | None = None,
+    from_checkpoint: str | None = None,
+    tags: Mapping[str, Any] | None = None,
+    by: str = "",
+    limits: Limits = LIMITS,
+) -> bool:
+    """A run that nobody works on yet: ``created``, or ``queued`` for a launcher to claim. False if the id is taken.
+
+    ``reward_digest`` '': the process that starts it finds it. ``parent_run``, ``from_checkpoint``: what it is forked from.
+    """
+    at = now(connection)
+    whole = recipe.model_dump(mode="json")
+    row = {
+        "id": run_id, "name": t.visible(recipe.name), "state": state, "detail": "", "version": 1, "recipe": whole,
+        "recipe_digest": recipe_digest, "reward_digest": reward_digest, "meta": dict(meta or {}), "created": at,
+        "project": t.visible(project), "priority": priority, "max_restarts": max_restarts, "max_runtime": max_runtime,
+        "parent_run": parent_run, "from_checkpoint": from_checkpoint,
+        "deadline": at + int((limits.of(state) or 0) * 1_000_000),
+    }  # fmt: skip
     make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     done = connection.execute(make(t.run).values(**row).on_conflict_do_nothing().returning(t.run.c.pk))
-    return done.scalar() is not None
+    pk = done.scalar()
+    if pk is None:
+        return False
+    search.label(connection, pk, "param", search.flattened(whole))
+    if tags:
+        search.label(connection, pk, "tag", tags)
+    if state != "created":
+        events.add(connection, pk, "state", {"from": "created", "to": state, "detail": "", "by": by}, at=at)
+    return True
 
 
 def find_runs(connection: sa.Connection, prefix: str, runs_folder: Path) -> list[RunInfo]:

@@ -125,37 +125,34 @@ class Store:
         reward_digest: str,
         meta: Mapping[str, Any],
         run_id: str | None = None,
+        **more: Any,
     ) -> RunInfo:
-        """A new run in state ``created`` with its own folder. ``run_id`` None: a short one is made.
+        """A new run in state ``created`` with its own folder. ``run_id`` None: a short one is made. ``more``: as of
+        ``repository.new_run``.
 
         ``meta``: JSON; ``meta["verifiers"]`` may map member names to version digests, which ``runs show`` prints.
         Raises ConfigError for an id that is taken or is not a plain name.
         """
         if run_id is not None:
             self.refuse_taken(run_id)
-        at = now()
-        row = {
-            "name": t.visible(recipe.name),
-            "state": "created",
-            "recipe": recipe.model_dump(mode="json"),
-            "recipe_digest": recipe_digest,
-            "reward_digest": reward_digest,
-            "meta": dict(meta),
-            "created": at,
-        }
+        given = {"recipe": recipe, "recipe_digest": recipe_digest, "reward_digest": reward_digest, "meta": meta, **more}
         while True:
-            made = run_id or new_id(at)
+            made = run_id or new_id()
             with self._writing() as connection:
-                if sql.insert_run(connection, {"id": made, **row}):
+                if sql.new_run(connection, made, **given):
                     break
             if run_id is not None:
                 raise self._taken(run_id)
         run = self.run(made)
+        self.make_folder(run)
+        return run
+
+    def make_folder(self, run: RunInfo) -> None:
+        """Raises RunFailed where it cannot be made."""
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFailed(f"cannot make the run's folder: {error}", where=str(run.folder)) from None
-        return run
 
     def refuse_taken(self, run_id: str) -> None:
         """Raises ConfigError for a name that no new run can have: before anything is done for it."""
