@@ -195,6 +195,14 @@ class Store:
         with self._reading() as connection:
             return sql.list_runs(connection, self.runs_folder, limit=limit, state=state)
 
+    def bind(self, run: RunInfo, *, reward_digest: str, meta: Mapping[str, Any]) -> RunInfo:
+        """Say by what a run that was made before its reward was known is rewarded, once."""
+        with self._writing() as connection:
+            connection.execute(
+                sa.update(t.run).where(t.run.c.pk == run.pk).values(reward_digest=reward_digest, meta={**run.meta, **meta})
+            )
+        return self.run(run.id)
+
     def holder(self, run: RunInfo) -> Holder | None:
         """The process that works on the run now, on this machine's file system; None for a run that nobody holds."""
         return holder(run.folder)
