@@ -60,20 +60,18 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
         service.store.read(lambda connection: launching.refuse_unregistered(connection, asked))
         expected = {"reward": asked.reward_spec or "", "verifiers": dict(asked.verifiers)}
         meta = {"base": str(base), "launched_by": who.name, "expected": expected}
-        try:
+        given = {
+            "project": asked.project, "priority": asked.priority, "max_restarts": asked.max_restarts,
+            "max_runtime": asked.max_runtime, "tags": asked.tags, "by": who.name,
+        }  # fmt: skip
+        try:  # the reward is found by the process that starts it
             run = service.store.create_run(
-                recipe=recipe, recipe_digest=digest(recipe), reward_digest=asked.reward_spec or "", meta=meta, run_id=asked.id
+                recipe=recipe, recipe_digest=digest(recipe), reward_digest="", meta=meta, run_id=asked.id, state="queued", **given
             )
         except ConfigError as error:
             raise Problem("conflict" if "already" in error.what else "invalid", error.what) from None
-
-        def queue(connection: sa.Connection) -> None:
-            given = {"project": asked.project, "priority": asked.priority, "max_restarts": asked.max_restarts, "max_runtime": asked.max_runtime}
-            connection.execute(sa.update(t.run).where(t.run.c.pk == run.pk).values(**given))
-            set_tags(connection, run.pk, asked.tags)
-            leases.move(connection, run.pk, "queued", actor=who.name)
-
-        service.writer.call(queue)
+        if service.launcher is not None:
+            service.launcher.wake()
         service.audit(who.name, "create run", run.id, request.scope["state"]["request_id"], "done")
         body = search.one(service.store, run.id)
         return tell(body, 201, {"Location": f"/api/v1/runs/{run.id}", "ETag": etag(body["version"])})
