@@ -45,7 +45,7 @@ def create_app(service: Service) -> guard.Guard:
     from jurat.api.server import routes_admin, routes_data, routes_records, routes_runs, routes_stream, routes_verifiers
 
     app = FastAPI(
-        title="jurat", version=__version__, openapi_url=None, docs_url=None, redoc_url=None,
+        title="jurat", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False,
         summary="Runs, reward versions, rollouts and where every number came from",
     )  # fmt: skip
     app.state.service, app.state.hub = service, routes_stream.Hub(service)
@@ -100,10 +100,16 @@ async def _database(request: Request, error: Exception) -> Response:
     return _answer(request, Problem("unavailable", "the store does not answer", headers={"Retry-After": "5"}))
 
 
+async def _ours_alone(request: Request, error: Exception) -> Response:
+    """A fault of ours; the guard logs it."""
+    return _answer(request, Problem("internal", guard.FAULT))
+
+
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Coroutine[Any, Any, Response]]] = {
     Problem: _problem,
     RequestValidationError: _invalid,
     HTTPException: _http,
     JuratError: _ours,
     SQLAlchemyError: _database,
+    Exception: _ours_alone,
 }

@@ -22,6 +22,7 @@ from jurat.api.server.problems import MEDIA_TYPE, Problem
 
 log = logging.getLogger(__name__)
 
+FAULT = "the service failed; its log has more by this request's id"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -76,7 +77,7 @@ class Guard:
         except Exception:  # the frame of the service: told by an id alone, kept whole in the log
             log.exception("request %s failed: %s %s", request_id, scope["method"], scope["path"].encode("unicode_escape").decode())
             if not begun:
-                await answer(Problem("internal", "the service failed; its log has more by this request's id"), request_id, scope["path"], sending)
+                await answer(Problem("internal", FAULT), request_id, scope["path"], sending)
 
     def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > 32_768 or len(scope["headers"]) > 100:
