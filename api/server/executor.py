@@ -123,16 +123,18 @@ def _descendants(pid: int) -> list[int]:
 class LocalExecutor:
     """Processes of this machine, each in a session of its own: they outlive a launcher that dies."""
 
+    def __init__(self, command: Sequence[str] = (sys.executable, "-m", "jurat")) -> None:
+        self._command = tuple(command)
+
     def start(self, run: str, epoch: int, folder: Path, words: Sequence[str], environment: Mapping[str, str], log: Path) -> LocalWork:
         kept = {name: value for name, value in os.environ.items() if name in ENVIRONMENT or name.startswith(PREFIXES)}
         kept.pop("JURAT_FAULT", None)
-        command = [sys.executable, "-m", "jurat", *words]
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
             with open(log, "ab") as out:
                 child = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env={**kept, **environment}
+                    [*self._command, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env={**kept, **environment}
                 )
         except OSError as error:
             raise RunFailed(f"cannot start the run's process: {error.strerror}", where=str(log)) from None

@@ -189,10 +189,12 @@ class Launcher:
                 self._store.write(lambda c, pk=command.pk: leases.acknowledge(c, held.lease.run_pk, pk, "passed on", epoch=held.lease.epoch))  # type: ignore[misc]
 
     def _over(self, held: _Held) -> bool:
-        """Whether the run ended by its own word under our epoch: then its process has ``STOP_SECONDS`` to be gone."""
+        """Whether the run ended by its process' own word: then it has ``STOP_SECONDS`` to be gone."""
         run = self._store.run(held.lease.run)
-        own = run.lease_epoch == held.lease.epoch + 1 and run.lease_owner is None and run.state not in LEASED
-        return own and run.state not in ("lost", "queued") and time.monotonic() - held.beaten < STOP_SECONDS
+        if run.state in LEASED or run.state in ("lost", "queued") or time.monotonic() - held.beaten > STOP_SECONDS:
+            return False
+        moves = [event for event in self._store.events(run) if event.kind == "state"]
+        return bool(moves) and moves[-1].payload.get("by") != "reaper"
 
     def _ended(self, held: _Held, code: int) -> None:
         run = self._store.run(held.lease.run)
@@ -223,7 +225,7 @@ _ASKED: Mapping[str, State] = {"pausing": "paused", "cancelling": "cancelled"}
 def outcome(state: str, code: int) -> tuple[State, str]:
     """(how a run ended, why) that was in ``state`` as its process ended with ``code``."""
     if code == 0:
-        return "finished", ""
+        return ("finished", "") if state != "starting" else ("failed", "its process ended before it began")
     if state == "cancelling" or (state == "pausing" and code == 130):
         return "interrupted", "as was asked"
     if code == 130:

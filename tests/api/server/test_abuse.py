@@ -48,7 +48,7 @@ def test_no_name_is_a_path(served: Served) -> None:
     for name in PATHS:
         assert kind(served.ask("POST", RUNS, {"recipe": "tiny", "id": name})) == (422, "invalid"), name
         assert kind(served.ask("POST", RUNS, {"recipe": name}))[0] == 422, name
-        quoted = "".join(c if c.isalnum() else f"%{byte:02x}" for c in name for byte in [c.encode()[0]]) or "%20"
+        quoted = "".join(f"%{byte:02x}" for byte in name.encode()) or "%20"
         for path in (f"{RUNS}/{quoted}", f"{RUNS}/{quoted}/rollouts/x", f"{RUNS}/x/rollouts/{quoted}", f"/problems/{quoted}", f"/api/v1/verifiers/{quoted}/versions"):
             assert served.ask("GET", path)[0] in (400, 404), (name, path)
     assert sorted(path.name for path in served.service.settings.home.iterdir() if path.is_dir()) == ["runs"]
