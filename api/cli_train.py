@@ -84,6 +84,17 @@ OverMemory = Annotated[
         help="Train also where the estimate, which is a bound, says that it does not fit; too little memory may then end it.",
     ),
 ]
+AcceptReward = Annotated[
+    bool,
+    typer.Option(
+        "--accept-reward-change",
+        help="With --resume: go on though the reward is not the one that the run began with; the change is recorded.",
+    ),
+]
+Epoch = Annotated[
+    int | None,
+    typer.Option("--epoch", envvar="JURAT_RUN_EPOCH", hidden=True, help="Of the lease that a launcher holds for this process."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check recipe, data, gold answers and model; train nothing.")]
 
 
@@ -96,7 +107,9 @@ def train(
     on_ray: OnRay = None,
     detach: Detach = False,
     over_memory: OverMemory = False,
+    accept_reward_change: AcceptReward = False,
     database: ResumeDatabase = None,
+    epoch: Epoch = None,
     as_json: terminal.AsJson = False,
 ) -> None:
     """Train a model by a recipe.
@@ -136,7 +149,7 @@ def train(
         words = ["--resume", named] if resume else [str(recipe), "--run-id", named]
         words += [word for each in assignments or () for word in ("--set", each)]
         words += ["--database", database] if database else []
-        words += ["--over-memory"] * over_memory
+        words += ["--over-memory"] * over_memory + ["--accept-reward-change"] * accept_reward_change
         _detach(words, named, parsed.tracking.database if parsed else database, as_json=as_json)
         return
     prepare_process()
@@ -159,6 +172,9 @@ def train(
                 resume=resume,
                 database=database,
                 over_memory=over_memory,
+                accept_reward_change=accept_reward_change,
+                epoch=epoch,
+                argv=sys.argv,
             )
         except JuratError as error:
             screen.stop()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.memory import machine_bytes
+from jurat.platform.provenance.records import Observation, VerifierFacts
 from jurat.platform.recipe import Dapo, Neyman, PolicyGradient, Recipe, RewardPart
+from jurat.platform.types import VerifierSpec
 from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.balance import knobs_of
@@ -24,10 +26,14 @@ from jurat.trainers.contradictions import refuse_engine, refuse_idle, refuse_slo
 from jurat.trainers.controllers import build_controllers
 from jurat.trainers.data import keep, load_sets, longest_prompt
 from jurat.trainers.presets import filled, staleness
+from jurat.verifiers import canary
 from jurat.verifiers.judge import LocalJudge, build_judge
+from jurat.verifiers.reward import labels
 
 MEASURED = frozenset({"held_out", "unseen"})
 """Sets that are evaluated, not trained on."""
+UNASKED = frozenset({"code"})
+"""Verifiers without canary cases: each would start a program."""
 SAMPLED = ("allocation", "updates_per_step")
 """What a preset fills beside its algorithm."""
 
@@ -43,6 +49,8 @@ class Prepared:
     """Digest of the reward spec."""
     verifiers: Mapping[str, str]
     """Member -> version digest."""
+    facts: tuple[VerifierFacts, ...] = ()
+    """What those digests are made of, without canonical source."""
 
 
 def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
@@ -57,6 +65,7 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     with closing(judge_for(recipe, base)) as judge:
         bound = judge.bind([problem.verifier for problem in problems])
         reward = judge.spec_digest
+        facts = tuple(_facts(recipe.reward, label, spec, judge) for label, spec in bound.items())
         if recipe.engine.home == "ray":
             refuse_slow(judge.deadlines(), recipe.engine.hang_seconds)
     with closing(judge_for(recipe.model_copy(update={"reward": RewardPart()}), base)) as own:
@@ -69,7 +78,48 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
         sets=sets,
         reward=reward,
         verifiers={member: spec.digest for member, spec in bound.items()},
+        facts=facts,
     )
+
+
+def _facts(part: RewardPart, label: str, spec: VerifierSpec, judge: LocalJudge) -> VerifierFacts:
+    found = judge.identity(spec.name, spec.args, sources=False)
+    own = dict(zip(labels(part.members), part.members, strict=True))
+    member = own.get(label) or next(member for member in part.members if member.use == "problem")
+    return VerifierFacts(
+        label=label, name=spec.name, digest=spec.digest, kind=found["kind"], version=found["version"], code=found["code"],
+        config=found["config"], deps=found["deps"], weights=found["weights"], abi=found["abi"], args=spec.args,
+        deterministic=found.get("deterministic", True), role=member.role, weight=float(member.weight),
+    )  # fmt: skip
+
+
+def with_sources(prepared: Prepared, digests: Collection[str], base: Path) -> Prepared:
+    """The canonical source of these versions too."""
+    if not any(facts.digest in digests for facts in prepared.facts):
+        return prepared
+    with closing(judge_for(prepared.recipe, base)) as judge:
+        facts = tuple(
+            replace(each, sources=judge.identity(each.name, each.args)["sources"]) if each.digest in digests else each
+            for each in prepared.facts
+        )
+    return replace(prepared, facts=facts)
+
+
+def observe(stages: Sequence[Prepared], base: Path) -> tuple[Observation, ...]:
+    """What each verifier says of the canary cases, in at most ``canary.SECONDS`` each: its behaviour, for what no reading of
+    code sees. Judges that ask a model, and verifiers that say they are not deterministic, are not asked."""
+    seen: dict[str, Observation] = {}
+    for stage in stages:
+        asked = [
+            facts for facts in stage.facts
+            if facts.deterministic and facts.kind != "judge" and facts.digest not in seen and facts.name not in UNASKED
+        ]  # fmt: skip
+        if not asked:
+            continue
+        with closing(judge_for(stage.recipe.model_copy(update={"reward": RewardPart()}), base)) as judge:
+            for facts in asked:
+                seen[facts.digest] = canary.observe(judge, facts.name, facts.args, facts.digest)
+    return tuple(seen.values())
 
 
 def judge_for(recipe: Recipe, base: Path) -> LocalJudge:

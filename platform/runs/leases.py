@@ -237,6 +237,12 @@ def end(
     return state
 
 
+def holder(connection: sa.Connection, run_pk: int) -> str | None:
+    """Who has the run's lease, lapsed or not."""
+    found: str | None = connection.execute(sa.select(_r.lease_owner).where(_r.pk == run_pk)).scalar()
+    return found
+
+
 def live(connection: sa.Connection, *, owner: str | None = None) -> int:
     """Leases that have not lapsed: the slots in use. Counted from the rows, never kept in a counter."""
     query = sa.select(sa.func.count()).where(_r.state.in_(sorted(LEASED)), _r.lease_until > now(connection))

@@ -32,11 +32,11 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from jurat.platform.db import tables as t
 from jurat.platform.db.engine import writing
-from jurat.platform.errors import DataError, Interrupted
+from jurat.platform.errors import DataError, FencedOut, Interrupted
 from jurat.platform.faults import point
-from jurat.platform.runs import events, metrics, rollouts
+from jurat.platform.runs import events, leases, metrics, rollouts
 from jurat.platform.runs import repository as sql
-from jurat.platform.runs.records import RunInfo, Segment
+from jurat.platform.runs.records import Lease, RunInfo, Segment
 from jurat.platform.runs.spool import Op, Spool
 from jurat.platform.runs.store import Store, checkpoint_row, evaluation_row, now
 from jurat.platform.types import Batch, CheckpointRef, Evaluation, StepReport, UpdateReport
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 _GROUP = 64
 """Records per transaction at most."""
-_FACTS = {"checkpoint": t.checkpoint, "evaluation": t.evaluation, "part": t.data_part, "verdicts": t.verdict_stat}
+_FACTS = {"evaluation": t.evaluation, "part": t.data_part, "verdicts": t.verdict_stat}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,8 @@ class Health:
     """Facts that the database refused for what they are; they are in ``spool.rejected.jsonl``."""
     waiting: int
     """Records not yet durable."""
+    fenced: int
+    """Records that were refused because another process has the run: they are in ``spool.rejected.jsonl``."""
 
 
 _Done = concurrent.futures.Future[None]
@@ -78,12 +80,16 @@ class RunLedger:
         segment: Segment,
         folder: Path,
         *,
+        lease: Lease | None = None,
+        recorded: Callable[[CheckpointRef], None] = lambda _: None,
         texts: bool = True,
         max_records: int = 1024,
         max_bytes: int = 512 << 20,
         retry_seconds: float = 5.0,
     ) -> None:
-        """``folder``: the run's. ``texts``: keep prompts and completions as text beside the tokens. ``max_records``,
+        """``folder``: the run's. ``lease``: every transaction carries its epoch, and none is made when it is over.
+        ``recorded`` hears of each checkpoint; must return at once.
+        ``texts``: keep prompts and completions as text beside the tokens. ``max_records``,
         ``max_bytes``: how much may wait for the writer. ``retry_seconds``: pause after a failed attempt."""
         self._store, self._run, self._stage, self._segment, self._folder = store, run, stage, segment, folder
         self._texts, self._max_records, self._max_bytes, self._retry_seconds = (
@@ -92,6 +98,8 @@ class RunLedger:
             max_bytes,
             retry_seconds,
         )
+        self._recorded = recorded
+        self._epoch = None if lease is None else lease.epoch
         self._spool = Spool.of(folder)
         self._mark = secrets.token_hex(6)
         self._events = itertools.count(1)
@@ -104,7 +112,7 @@ class RunLedger:
         self._held: list[Op] = []  # facts that neither the database nor the spool would take
         self._retry_at = 0.0
         self._outage: float | None = None
-        self._failures = self._spooled = self._lost = self._rejected = 0
+        self._failures = self._spooled = self._lost = self._rejected = self._fenced = 0
         self._thread = threading.Thread(target=self._work, name=f"ledger-{run.id}", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -125,6 +133,7 @@ class RunLedger:
 
     def record_checkpoint(self, ref: CheckpointRef) -> None:
         self._put_made(lambda: [{"op": "checkpoint", **checkpoint_row(ref, self._segment.no, now())}])
+        self._recorded(ref)
 
     def record_evaluation(self, result: Evaluation) -> None:
         self._put_made(lambda: [{"op": "evaluation", **evaluation_row(result, self._segment.no, now())}])
@@ -171,8 +180,9 @@ class RunLedger:
         with self._wake:
             waiting = len(self._queue) + len(self._stuck) + len(self._held)
         return Health(
-            failures=self._failures, spooled=self._spooled, lost=self._lost, rejected=self._rejected, waiting=waiting
-        )
+            failures=self._failures, spooled=self._spooled, lost=self._lost, rejected=self._rejected, waiting=waiting,
+            fenced=self._fenced,
+        )  # fmt: skip
 
     # ---- the caller's side ----
 
@@ -306,6 +316,9 @@ class RunLedger:
 
     def _commit(self, new: list[Op], *, due: bool) -> None:
         ops = self._held + new
+        if self._fenced:
+            self._refuse(ops)
+            return
         if not due and (self._outage is not None or not self._spool.empty()):
             self._keep(ops)
             return
@@ -313,12 +326,23 @@ class RunLedger:
             drained = self._spool.drain(self._apply)
             if ops:
                 self._apply(ops)
+        except FencedOut as error:
+            log.error("%s", error.what)
+            self._refuse(ops)
+            return
         except (SQLAlchemyError, OSError) as error:
             self._failed("cannot write to the database: %s", getattr(error, "orig", None) or error)
             self._keep(ops)
             return
         self._held = []
         self._recovered(drained)
+
+    def _refuse(self, ops: list[Op]) -> None:
+        """Another process has the run: what this one still says is no part of the record."""
+        self._held = []
+        self._fenced += len(ops)
+        for op in ops:
+            self._spool.reject(_storable(op), f"epoch {self._epoch} is over")
 
     def _keep(self, ops: list[Op]) -> None:
         self._held = []
@@ -350,6 +374,8 @@ class RunLedger:
         """Commit facts in one transaction. One that the database refuses for what it is does not hold up the others."""
         try:
             with writing(self._store.engine) as connection:
+                if self._epoch is not None:
+                    leases.fence(connection, self._run.pk, self._epoch)
                 _insert(connection, self._run.pk, ops)
         except (
             IntegrityError,
@@ -401,6 +427,8 @@ def _insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op]) -> None:
     rows: dict[str, list[Op]] = {}
     for op in ops:
         rows.setdefault(op["op"], []).append({key: value for key, value in op.items() if key != "op"})
+    if "checkpoint" in rows:
+        sql.insert_checkpoints(connection, run_pk, rows.pop("checkpoint"))
     for kind, table in _FACTS.items():
         if kind in rows:
             sql.insert_facts(connection, table, run_pk, rows.pop(kind))

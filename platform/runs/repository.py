@@ -5,7 +5,7 @@ Inserts are idempotent: a fact that is already there is left alone, so that a sp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
 from jurat.platform.db.insert import insert_new
+from jurat.platform.provenance import edges, versions
+from jurat.platform.provenance.records import Ingredients
 from jurat.platform.recipe import Recipe
 from jurat.platform.runs import events, metrics, search
 from jurat.platform.runs.leases import run_of
@@ -68,9 +70,25 @@ def new_run(
     search.label(connection, pk, "param", search.flattened(whole))
     if tags:
         search.label(connection, pk, "tag", tags)
+    if parent_run is not None:
+        versions.forked(connection, run_id, parent_run, from_checkpoint)
     if state != "created":
         events.add(connection, pk, "state", {"from": "created", "to": state, "detail": "", "by": by}, at=at)
     return True
+
+
+def pin_reward(
+    connection: sa.Connection, run_pk: int, *, rewards: Sequence[str], verifiers: Mapping[str, str], change: str
+) -> None:
+    """The reward that the run is held to; a change of it is an event."""
+    c = t.run.c
+    before = connection.execute(sa.select(c.meta).where(c.pk == run_pk).with_for_update()).scalar_one()
+    meta = {**before, "rewards": list(rewards), "verifiers": dict(verifiers)}
+    values = {"meta": meta, "reward_digest": rewards[-1], "version": c.version + 1}
+    connection.execute(sa.update(t.run).where(c.pk == run_pk).values(**values))
+    if change:
+        payload = {"before": before.get("rewards"), "now": list(rewards), "difference": change}
+        events.add(connection, run_pk, "reward_change_accepted", payload, at=now(connection))
 
 
 def find_runs(connection: sa.Connection, prefix: str, runs_folder: Path) -> list[RunInfo]:
@@ -97,12 +115,16 @@ def run_ids(connection: sa.Connection) -> list[str]:
 # ---- segments ----------------------------------------------------------------------------------------------------
 
 
-def insert_segment(connection: sa.Connection, run_pk: int, row: Row) -> int:
-    """The number of the new segment."""
+def insert_segment(connection: sa.Connection, run_pk: int, row: Row, made_of: Ingredients | None = None) -> int:
+    """The number of the new segment. ``made_of`` is registered and joined to it in the same transaction."""
     connection.execute(sa.select(t.run.c.pk).where(t.run.c.pk == run_pk).with_for_update())
     last = connection.execute(sa.select(sa.func.max(t.segment.c.no)).where(t.segment.c.run_pk == run_pk)).scalar()
     no = 0 if last is None else int(last) + 1
-    connection.execute(sa.insert(t.segment).values(run_pk=run_pk, no=no, **row))
+    made: dict[str, str | None] = {}
+    if made_of is not None:
+        run_id = connection.execute(sa.select(t.run.c.id).where(t.run.c.pk == run_pk)).scalar_one()
+        made = versions.record(connection, run_id, no, made_of)
+    connection.execute(sa.insert(t.segment).values(run_pk=run_pk, no=no, **row, **made))
     if no:
         metrics.superseded(connection, run_pk)
     return no
@@ -110,10 +132,13 @@ def insert_segment(connection: sa.Connection, run_pk: int, row: Row) -> int:
 
 def end_segment(connection: sa.Connection, run_pk: int, no: int, ending: str, at: int) -> None:
     """Only the first end counts."""
+    reached = sa.select(sa.func.max(t.metric_latest.c.step)).where(
+        t.metric_latest.c.run_pk == run_pk, t.metric_latest.c.segment == no
+    )
     connection.execute(
         sa.update(t.segment)
         .where(t.segment.c.run_pk == run_pk, t.segment.c.no == no, t.segment.c.ended.is_(None))
-        .values(ended=at, ending=t.visible(ending))
+        .values(ended=at, ending=t.visible(ending), to_step=reached.scalar_subquery() + 1)
     )
 
 
@@ -125,6 +150,12 @@ def segments(connection: sa.Connection, run_pk: int) -> list[Segment]:
 
 
 # ---- facts -------------------------------------------------------------------------------------------------------
+
+
+def insert_checkpoints(connection: sa.Connection, run_pk: int, rows: Sequence[Row]) -> None:
+    """With the edges that say what made them."""
+    insert_facts(connection, t.checkpoint, run_pk, rows)
+    edges.of_checkpoints(connection, run_pk, rows)
 
 
 def insert_facts(connection: sa.Connection, table: sa.Table, run_pk: int, rows: Iterable[Row]) -> None:

@@ -19,12 +19,25 @@ from jurat.platform.db import tables as t
 from jurat.platform.db.engine import connect, first_contact, reading, sqlite_url, writing
 from jurat.platform.db.upgrade import is_empty, refuse_other, upgrade
 from jurat.platform.errors import ConfigError, RunFailed, nearest
+from jurat.platform.provenance.records import Ingredients
 from jurat.platform.recipe import Recipe
 from jurat.platform.runs import events, leases, metrics
 from jurat.platform.runs import repository as sql
 from jurat.platform.runs.lock import Holder, holder
-from jurat.platform.runs.records import Event, Measured, Part, Point, RunInfo, Saved, Segment, VerdictStat
-from jurat.platform.runs.states import State
+from jurat.platform.runs.records import (
+    Beat,
+    Command,
+    Event,
+    Lease,
+    Measured,
+    Part,
+    Point,
+    RunInfo,
+    Saved,
+    Segment,
+    VerdictStat,
+)
+from jurat.platform.runs.states import LIMITS, Limits, State
 from jurat.platform.types import CheckpointRef, Evaluation
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -195,14 +208,6 @@ class Store:
         with self._reading() as connection:
             return sql.list_runs(connection, self.runs_folder, limit=limit, state=state)
 
-    def bind(self, run: RunInfo, *, reward_digest: str, meta: Mapping[str, Any]) -> RunInfo:
-        """Say by what a run that was made before its reward was known is rewarded, once."""
-        with self._writing() as connection:
-            connection.execute(
-                sa.update(t.run).where(t.run.c.pk == run.pk).values(reward_digest=reward_digest, meta={**run.meta, **meta})
-            )
-        return self.run(run.id)
-
     def holder(self, run: RunInfo) -> Holder | None:
         """The process that works on the run now, on this machine's file system; None for a run that nobody holds."""
         return holder(run.folder)
@@ -222,6 +227,45 @@ class Store:
             )
         return fresh
 
+    # ---- leases ----
+
+    def take(self, run: RunInfo, *, epoch: int | None = None, limits: Limits = LIMITS) -> Lease:
+        """The run is running and this process's, which holds its folder's lock. ``epoch``: of the lease that a launcher
+        claimed for it. Raises FencedOut where another machine's process holds a live lease."""
+        owner = f"{socket.gethostname()}:{getpid()}"
+        with self._writing() as connection:
+            here = leases.holder(connection, run.pk)
+            alone = here is None or here.partition(":")[0] == socket.gethostname()
+            return leases.take(connection, run.pk, owner, epoch=epoch, alone=alone, limits=limits)
+
+    def heartbeat(self, lease: Lease, *, limits: Limits = LIMITS) -> Beat:
+        """Raises FencedOut."""
+        with self._writing() as connection:
+            return leases.heartbeat(connection, lease.run_pk, lease.epoch, limits=limits)
+
+    def check(self, lease: Lease) -> None:
+        """Raises FencedOut if the lease is over."""
+        with self._reading() as connection:
+            leases.fence(connection, lease.run_pk, lease.epoch)
+
+    def end(self, lease: Lease, state: State, detail: str = "", *, exit_code: int | None = None) -> State:
+        """How the run ended, as of ``leases.end``; the state that it is in then. Raises FencedOut, RunFailed."""
+        with self._writing() as connection:
+            return leases.end(connection, lease.run_pk, state, detail, epoch=lease.epoch, exit_code=exit_code)
+
+    def pin_reward(
+        self, lease: Lease, *, rewards: Sequence[str], verifiers: Mapping[str, str], change: str = ""
+    ) -> None:
+        """The reward of each stage that the run is held to from now on. ``change``: the accepted difference to the one
+        before, which is recorded as an event. Raises FencedOut."""
+        with self._writing() as connection:
+            leases.fence(connection, lease.run_pk, lease.epoch)
+            sql.pin_reward(connection, lease.run_pk, rewards=rewards, verifiers=verifiers, change=change)
+
+    def acknowledge(self, lease: Lease, command: Command, result: str) -> None:
+        with self._writing() as connection:
+            leases.acknowledge(connection, lease.run_pk, command.pk, result, epoch=lease.epoch)
+
     # ---- segments ----
 
     def start_segment(
@@ -233,8 +277,11 @@ class Store:
         first_step: int,
         reward_digest: str | None = None,
         versions: Mapping[str, Any] | None = None,
+        lease: Lease | None = None,
+        made_of: Ingredients | None = None,
     ) -> Segment:
-        """This process takes up a stage at ``first_step``: from there on its rows are the canonical ones."""
+        """This process takes up a stage at ``first_step``: from there on its rows are the canonical ones. ``made_of`` is
+        recorded with it. Raises FencedOut if ``lease`` is over."""
         row = {
             "stage": stage,
             "stage_index": stage_index,
@@ -244,9 +291,13 @@ class Store:
             "pid": getpid(),
             "reward_digest": run.reward_digest if reward_digest is None else reward_digest,
             "versions": dict(versions or {}),
+            "epoch": lease.epoch if lease else 0,
+            "owner": lease.owner if lease else "",
         }
         with self._writing() as connection:
-            no = sql.insert_segment(connection, run.pk, row)
+            if lease is not None:
+                leases.fence(connection, run.pk, lease.epoch)
+            no = sql.insert_segment(connection, run.pk, row, made_of)
         return Segment(no=no, ended=None, ending="", **row)  # type: ignore[arg-type]
 
     def end_segment(self, run: RunInfo, segment: Segment, ending: str) -> None:
@@ -275,7 +326,7 @@ class Store:
 
     def add_checkpoint(self, run: RunInfo, segment: Segment, ref: CheckpointRef) -> None:
         with self._writing() as connection:
-            sql.insert_facts(connection, t.checkpoint, run.pk, [checkpoint_row(ref, segment.no, now())])
+            sql.insert_checkpoints(connection, run.pk, [checkpoint_row(ref, segment.no, now())])
 
     def add_evaluation(self, run: RunInfo, segment: Segment, result: Evaluation) -> None:
         with self._writing() as connection:
