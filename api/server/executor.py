@@ -40,9 +40,6 @@ class Work(Protocol):
     def stop(self) -> None:
         """Ask it to stop at a checkpoint."""
 
-    def checkpoint(self) -> None:
-        """Ask it for a checkpoint; it goes on."""
-
     def kill(self) -> None:
         """End it and all that it started, now; on return nothing of it runs."""
 
@@ -52,7 +49,8 @@ class Executor(Protocol):
         """Raises RunFailed."""
 
     def find(self, run: str, epoch: int, folder: Path) -> Work | None:
-        """What was started for this run and epoch, if it still goes on; what goes on for another epoch is killed."""
+        """What was started for this run and epoch, ended or not; None if nothing was. What goes on for an older epoch is
+        killed."""
 
 
 UNKNOWN = -0x7FFF
@@ -87,9 +85,6 @@ class LocalWork:
 
     def stop(self) -> None:
         self._signal(signal.SIGINT)
-
-    def checkpoint(self) -> None:
-        self._signal(signal.SIGUSR1)
 
     def _signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
@@ -156,12 +151,11 @@ class LocalExecutor:
             found = LocalWork(run, int(said["epoch"]), int(said["pid"]), float(said["started"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        if said.get("boot") != boot_id() or found.poll() is not None:
-            return None
-        if found.epoch != epoch:
+        if said.get("boot") != boot_id():
+            found.started = -1.0  # whatever has its id now is another
+        if found.epoch < epoch:
             found.kill()
-            return None
-        return found
+        return found if found.epoch == epoch else None
 
 
 def _write(path: Path, value: Mapping[str, object]) -> None:

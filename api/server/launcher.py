@@ -7,6 +7,9 @@ ended. The reaper beside it ends what lasts too long, whoever's it is.
                                   │         └ pause, cancel: SIGINT once        └ by a signal: lost, queued again
                                   └ fenced out at a heartbeat: killed, with all that it started
 
+A process that trains beats and hears of commands by itself as well (``platform/runs/heart.py``); the launcher beats while it
+starts, and is faster to tell it to stop.
+
 A launcher that is started again takes up the processes of the one before that still go on. State is in the database and
 beside the run, never here: a launcher may be killed at any point.
 """
@@ -127,15 +130,13 @@ class Launcher:
             self._start(lease)
 
     def _adopt(self) -> None:
-        """What another launcher of this name left: its processes are ours if they go on, else the runs are lost."""
-        for run in self._store.read(lambda c: leases.held(c, self._store.runs_folder, owner=self._owner)):
+        """What another launcher of this home started and left. What has ended meanwhile is seen by the next look."""
+        for run in self._store.read(lambda c: leases.held(c, self._store.runs_folder)):
             work = self._executor.find(run.id, run.lease_epoch, run.folder)
-            if work is None:
-                self._end(run, "lost", "its process ended while no launcher was there", None)
-                continue
-            lease = Lease(run=run.id, run_pk=run.pk, epoch=run.lease_epoch, owner=self._owner, until=run.lease_until or 0)
-            self._held[run.id] = _Held(lease, work, 0.0)
-            log.info("run %s is taken up again as it goes on", run.id)
+            if work is not None:
+                lease = Lease(run=run.id, run_pk=run.pk, epoch=run.lease_epoch, owner=self._owner, until=run.lease_until or 0)
+                self._held[run.id] = _Held(lease, work, 0.0)
+                log.info("run %s is taken up again", run.id)
 
     def _start(self, lease: Lease) -> None:
         run = self._store.run(lease.run)
@@ -144,7 +145,10 @@ class Launcher:
             token = self._store.write(
                 lambda c: access.make_key(c, f"run {run.id}", [], seconds=TOKEN_SECONDS, run_id=run.id, epoch=lease.epoch)
             )[1]
-            environment = {"JURAT_RUN_EPOCH": str(lease.epoch), "JURAT_SERVICE": self._service, "JURAT_RUN_TOKEN": token}
+            environment = {
+                "JURAT_RUN_EPOCH": str(lease.epoch), "JURAT_LEASE_SECONDS": str(self._limits.lease), "JURAT_SERVICE": self._service,
+                "JURAT_RUN_TOKEN": token,
+            }  # fmt: skip
             words = ["--home", str(self._store.home), "train", "--resume", run.id]
             if (database := _database(run)) is not None:
                 environment["JURAT_DATABASE"] = database
@@ -183,10 +187,6 @@ class Launcher:
             if not held.asked:
                 held.work.stop()
             held.asked = beat.desired
-        for command in beat.commands:
-            if command.kind == "checkpoint":
-                held.work.checkpoint()
-                self._store.write(lambda c, pk=command.pk: leases.acknowledge(c, held.lease.run_pk, pk, "passed on", epoch=held.lease.epoch))  # type: ignore[misc]
 
     def _over(self, held: _Held) -> bool:
         """Whether the run ended by its process' own word: then it has ``STOP_SECONDS`` to be gone."""

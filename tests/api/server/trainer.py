@@ -23,7 +23,6 @@ if behaviour == "ignore":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 else:
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
-signal.signal(signal.SIGUSR1, lambda *_: (home / "checkpoint").touch())
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 (home / "child").write_text(str(child.pid))
 (home / "ready").touch()
