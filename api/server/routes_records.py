@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request, Response
+from sqlalchemy.exc import DataError as BadData
+from sqlalchemy.exc import IntegrityError
 
 from jurat.api.server import pages, shapes
 from jurat.api.server.problems import Problem, responses
@@ -15,8 +19,8 @@ from jurat.api.server.service import CanRead, Here, denied, once, principal_of, 
 from jurat.api.server.shapes import number, tell
 from jurat.platform.db import tables as t
 from jurat.platform.db.writer import Busy
-from jurat.platform.errors import DataError
-from jurat.platform.runs import events, leases, metrics
+from jurat.platform.errors import DataError, FencedOut
+from jurat.platform.runs import events, leases, ledger, metrics
 from jurat.platform.runs.records import Point
 from jurat.platform.runs.repository import evaluation_to_json
 
@@ -90,6 +94,62 @@ async def add_metrics(run: RunId, asked: shapes.MetricBatch, request: Request, s
         if len(names) > 10 and metrics.count_names(connection, found.pk) > metrics.MAX_NAMES:
             raise DataError(f"a run may have {metrics.MAX_NAMES} metrics", where="names", fix="fold numbers of one kind into one name")
         return len(points)
+
+    try:
+        stored = await asyncio.wrap_future(service.writer.submit(add))
+    except Busy as error:
+        raise Problem("too-many-requests", error.what, headers={"Retry-After": "1"}) from None
+    return tell({"stored": stored})
+
+
+PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9][A-Za-z0-9._-]{0,127}){0,7}\Z")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+
+
+_OWN = frozenset({"pk", "run_pk"})
+KEYS = {
+    "metric": frozenset({"segment", "step", "at", "name", "value"}),
+    "event": frozenset({"uid", "segment", "at", "kind", "payload"}),
+    "end": frozenset({"segment", "ending", "at"}),
+    "part": frozenset(t.data_part.c.keys()) - _OWN,
+    "verdicts": frozenset(t.verdict_stat.c.keys()) - _OWN,
+    "checkpoint": frozenset(t.checkpoint.c.keys()) - _OWN,
+    "evaluation": frozenset(t.evaluation.c.keys()) - _OWN,
+}
+"""What a fact of each kind says, no more and no less."""
+
+
+def _is_fact(op: Mapping[str, Any]) -> bool:
+    kind = op.get("op")
+    if not isinstance(kind, str) or KEYS.get(kind) != op.keys() - {"op"}:
+        return False
+    if kind == "part":
+        path = op["path"]
+        return isinstance(path, str) and ".." not in path and bool(PART.match(path)) and bool(DIGEST.match(str(op["digest"])))
+    return True
+
+
+@router.post("/runs/{run}/facts", summary="What a process that trains records", responses=responses("too-many-requests", "too-large", "stale-epoch"))
+async def add_facts(run: RunId, asked: shapes.Facts, request: Request, service: Here) -> Response:
+    """For the process that holds the run, with the token that it was given: each write carries its epoch."""
+    import asyncio
+
+    who = await asyncio.to_thread(principal_of, request)
+    if not who.holds(run):
+        denied(request, who, "facts are recorded by the process that holds the run, with its token")
+    found = await asyncio.to_thread(run_named, service, run)
+    for place, op in enumerate(asked.ops):
+        if not _is_fact(op):
+            raise Problem("invalid", f"/ops/{place} is no fact", errors=[{"pointer": f"/ops/{place}", "code": "no-fact", "message": "not a fact"}])
+
+    def add(connection: sa.Connection) -> int:
+        try:
+            ledger.insert(connection, found.pk, asked.ops, epoch=who.epoch)
+        except FencedOut:
+            raise
+        except (IntegrityError, BadData, OverflowError, ValueError, TypeError, KeyError, sa.exc.CompileError, DataError) as error:
+            raise Problem("invalid", f"a fact cannot be recorded: {type(error).__name__}") from None
+        return len(asked.ops)
 
     try:
         stored = await asyncio.wrap_future(service.writer.submit(add))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -33,7 +34,8 @@ def run(settings: Settings, note: Callable[[str], None]) -> None:
             limits = Limits(lease=settings.lease_seconds)
             service.launcher = Launcher(service.store, LocalExecutor(), slots=settings.slots, limits=limits, service=settings.url)
             service.launcher.start()
-        (folder / "url").write_text(settings.url, "utf-8")
+        database = service.store.engine.url.render_as_string(hide_password=True)
+        (folder / "url.json").write_text(json.dumps({"url": settings.url, "database": database}), "utf-8")
         config = uvicorn.Config(
             create_app(service), log_level="warning", server_header=False, date_header=False, access_log=False, ws="none", lifespan="off",
             timeout_keep_alive=75, h11_max_incomplete_event_size=65_536, limit_concurrency=1000, timeout_graceful_shutdown=5, proxy_headers=False,
@@ -45,7 +47,7 @@ def run(settings: Settings, note: Callable[[str], None]) -> None:
         except KeyboardInterrupt:
             pass
         finally:
-            (folder / "url").unlink(missing_ok=True)
+            (folder / "url.json").unlink(missing_ok=True)
 
 
 def _socket(settings: Settings) -> socket.socket:

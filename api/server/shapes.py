@@ -163,6 +163,17 @@ class MetricBatch(Shape):
     segment: int | None = Field(None, ge=0, description="None: the newest.")
 
 
+class Facts(Shape):
+    """What a process that trains records: as its spool keeps it. All or nothing, and harmless when sent again."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"ops": [{"op": "metric", "segment": 0, "step": 3, "at": 1_796_000_003_000_000, "name": "kl", "value": 0.01}]}]},
+    )
+
+    ops: list[dict[str, Any]] = Field(max_length=100_000)
+
+
 class Verify(Shape):
     """Completions to be judged by a registered version."""
 
