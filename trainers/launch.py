@@ -15,7 +15,7 @@ from jurat.engine.ray import needs_ray
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, FencedOut, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import Reporter
-from jurat.platform.provenance import drift, versions
+from jurat.platform.provenance import bundle, drift, versions
 from jurat.platform.provenance.records import Observation
 from jurat.platform.recipe import Data, Prompt, Recipe, SamplingPart, Source
 from jurat.platform.runs.heart import Heart
@@ -141,8 +141,10 @@ def train(
                     with suppress(RunFailed, FencedOut):  # a database that does not answer must not hide what happened
                         stopped = isinstance(first, KeyboardInterrupt)
                         store.end(lease, "interrupted" if stopped else "failed", str(first))
+                    _keep_record(store, run)
                 raise first from None if isinstance(first, JuratError) else error
             store.end(lease, outcome.state)  # type: ignore[arg-type]
+            _keep_record(store, run)
     return outcome
 
 
@@ -159,6 +161,12 @@ def _refuse_unexpected(run: RunInfo, prepared: Sequence[Prepared]) -> None:
             where=str(run.folder),
             fix="install that version of the verifier, or launch without naming one",
         )
+
+
+def _keep_record(store: Store, run: RunInfo) -> None:
+    """A copy of the run's folder opens without the database; a full disk is no reason to call the run failed."""
+    with suppress(OSError, RunFailed):
+        bundle.write_record(store, store.run(run.id))
 
 
 def _refuse_quarantined(store: Store, prepared: Sequence[Prepared]) -> None:

@@ -42,7 +42,7 @@ class StrictRoute(APIRoute):
 
 def create_app(service: Service) -> guard.Guard:
     """An ASGI application over a service that has been started."""
-    from jurat.api.server import routes_admin, routes_data, routes_records, routes_runs, routes_stream, routes_verifiers
+    from jurat.api.server import routes_admin, routes_data, routes_lineage, routes_records, routes_runs, routes_stream, routes_verifiers
 
     app = FastAPI(
         title="jurat", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False,
@@ -50,7 +50,7 @@ def create_app(service: Service) -> guard.Guard:
     )  # fmt: skip
     app.state.service, app.state.hub = service, routes_stream.Hub(service)
     app.router.route_class = StrictRoute
-    for routes in (routes_runs, routes_records, routes_stream, routes_data, routes_verifiers, routes_admin):
+    for routes in (routes_lineage, routes_runs, routes_records, routes_stream, routes_data, routes_verifiers, routes_admin):
         app.include_router(routes.router, prefix=BASE)
     app.include_router(routes_admin.outside)
     for kind, handler in _HANDLERS.items():

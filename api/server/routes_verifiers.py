@@ -13,7 +13,7 @@ from jurat.api.server.routes_runs import PageSize, PageToken
 from jurat.api.server.service import CanRead, CanVouch, Here, denied, etag, principal_of, refuse_stale, unchanged
 from jurat.api.server.shapes import tell
 from jurat.platform.db import tables as t
-from jurat.platform.runs import leases
+from jurat.platform.provenance import versions
 
 router = APIRouter(tags=["verifiers"])
 
@@ -70,11 +70,9 @@ def change_version(digest: str, asked: shapes.StatusChange, request: Request, se
     refuse_stale(request, before["status_at"] or 0)
 
     def change(connection: sa.Connection) -> dict[str, Any]:
-        at = leases.now(connection)
-        same = _V.status_at.is_(None) if before["status_at"] is None else _V.status_at == before["status_at"]
-        values = {"status": asked.status, "status_reason": t.visible(asked.reason), "status_at": at, "status_by": who.name}
-        if not connection.execute(sa.update(t.verifier_version).where(_V.digest == digest, same).values(**values)).rowcount:
+        if _version(connection, digest)["status_at"] != before["status_at"]:
             raise Problem("stale-version", "it has changed since; read it again")
+        versions.set_status(connection, digest, asked.status, asked.reason, by=who.name)
         return _version(connection, digest)
 
     body = service.writer.call(change)

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.pool import StaticPool
 
 from jurat.platform.errors import ConfigError, RunFailed
 
@@ -37,6 +38,13 @@ def connect(url: str, *, busy_seconds: float = 10.0, durable: bool = True) -> sa
             fix="for example sqlite:////path/jurat.db, or postgresql://user@host/name with the extra jurat[postgres]",
         ) from None
     (_sqlite_events if sqlite else _server_events)(engine, busy_seconds, durable)
+    return engine
+
+
+def in_memory() -> sa.Engine:
+    """SQLite in this process's memory, gone with the engine: for a record that is only looked at."""
+    engine = sa.create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    _sqlite_events(engine, 1.0, durable=False)
     return engine
 
 

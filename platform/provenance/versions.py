@@ -99,6 +99,10 @@ def versions(
     return _versions(connection, *condition, limit=limit)
 
 
+def versions_of(connection: sa.Connection, digests: Sequence[str]) -> list[Version]:
+    return _versions(connection, _v.digest.in_(digests))
+
+
 def _versions(connection: sa.Connection, *where: sa.ColumnElement[bool], limit: int = 1000) -> list[Version]:
     rows = connection.execute(
         sa.select(t.verifier_version).where(*where).order_by(_v.created.desc(), _v.digest).limit(limit)
