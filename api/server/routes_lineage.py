@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -42,6 +43,8 @@ def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _known(connection: sa.Connection, kind: str, named: str) -> Node:
     """By a whole id; a path is none. Raises Problem."""
     node = Node(kind=kind, id=named)
+    if len(named) > 200 or "\x00" in named or (kind == "segment" and not re.fullmatch(r"[^/]+/\d{1,9}", named)):
+        raise Problem("not-found", f"there is no {kind.replace('_', ' ')} of that id")
     if not lineage.facts(connection, [node]).get(node):
         raise Problem("not-found", f"there is no {kind.replace('_', ' ')} of that id")
     return node
