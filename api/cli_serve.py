@@ -22,20 +22,34 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on. Anything but this machine's own needs a key.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Anything but this machine's own needs a key.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8642,
-    host_name: Annotated[list[str] | None, typer.Option(help="Another name by which clients may call it; repeat for more.", show_default=False)] = None,
-    recipes: Annotated[list[Path] | None, typer.Option(help="Folder of recipes that may be launched, beside those that ship.", show_default=False)] = None,
-    verifier_file: Annotated[list[str] | None, typer.Option(help="File of verifiers that POST /verify may run.", show_default=False)] = None,
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(help="Another name by which clients may call it; repeat for more.", show_default=False),
+    ] = None,
+    recipes: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of recipes that may be launched, beside those that ship.", show_default=False),
+    ] = None,
+    verifier_file: Annotated[
+        list[str] | None, typer.Option(help="File of verifiers that POST /verify may run.", show_default=False)
+    ] = None,
     slots: Annotated[int, typer.Option(min=0, help="Runs at once; 0: none is launched.")] = 1,
-    lease_seconds: Annotated[float, typer.Option(min=1.0, help="How long a run without a heartbeat counts as alive.")] = 45.0,
-    insecure_no_auth: Annotated[bool, typer.Option("--insecure-no-auth", help="Let everybody who reaches the port do everything.")] = False,
+    lease_seconds: Annotated[
+        float, typer.Option(min=1.0, help="How long a run without a heartbeat counts as alive.")
+    ] = 45.0,
+    insecure_no_auth: Annotated[
+        bool, typer.Option("--insecure-no-auth", help="Let everybody who reaches the port do everything.")
+    ] = False,
     database: terminal.Database = None,
 ) -> None:
     """Serve runs, metrics, rollouts and verdicts over REST, and launch runs. Ctrl-C stops it; runs go on."""
     needs_service()
-    from jurat.api.server.serving import run
     from jurat.api.server.service import Settings
+    from jurat.api.server.serving import run
     from jurat.platform import logs
 
     logs.configure(logging.INFO)
@@ -55,7 +69,14 @@ def needs_service() -> None:
         raise ConfigError(f"the service needs {' and '.join(absent)}", where="jurat serve", fix=install("api"))
 
 
-Scopes = Annotated[list[str] | None, typer.Option("--scope", help="What it may do; repeat for more. All there are: runs:read, runs:write, runs:launch, verifiers:write, data:read, admin.", show_default=False)]
+Scopes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scope",
+        help="What it may do; repeat for more. All there are: runs:read, runs:write, runs:launch, verifiers:write, data:read, admin.",
+        show_default=False,
+    ),
+]
 
 
 @auth_app.command("init")
@@ -67,7 +88,11 @@ def init(database: terminal.Database = None, as_json: terminal.AsJson = False) -
     store = Store.open(database, terminal.home())
     try:
         if store.read(access.any_key):
-            raise ConfigError("there is a key already", where="jurat auth init", fix="jurat auth create NAME --scope ... makes another")
+            raise ConfigError(
+                "there is a key already",
+                where="jurat auth init",
+                fix="jurat auth create NAME --scope ... makes another",
+            )
         kept, key = store.write(lambda c: access.make_key(c, "first", ["admin"]))
     finally:
         store.close()
@@ -87,10 +112,14 @@ def create(
     from jurat.platform.runs.store import Store
 
     if not scopes:
-        raise ConfigError("a key needs a scope", where="jurat auth create", fix=f"--scope, some of {', '.join(access.SCOPES)}")
+        raise ConfigError(
+            "a key needs a scope", where="jurat auth create", fix=f"--scope, some of {', '.join(access.SCOPES)}"
+        )
     store = Store.open(database, terminal.home())
     try:
-        kept, key = store.write(lambda c: access.make_key(c, name, scopes, seconds=None if days is None else days * 86_400))
+        kept, key = store.write(
+            lambda c: access.make_key(c, name, scopes, seconds=None if days is None else days * 86_400)
+        )
     finally:
         store.close()
     _show(kept.key_id, key, as_json=as_json)
@@ -117,12 +146,21 @@ def keys(
     store = Store.open(database, terminal.home())
     try:
         if revoke is not None and not store.write(lambda c: access.revoke(c, revoke)):
-            raise ConfigError(f"there is no key {revoke!r} that is still good", where="--revoke", fix="jurat auth keys lists them")
+            raise ConfigError(
+                f"there is no key {revoke!r} that is still good", where="--revoke", fix="jurat auth keys lists them"
+            )
         found = store.read(access.keys)
     finally:
         store.close()
     if as_json:
-        terminal.print_json({"keys": [{name: getattr(key, name) for name in key.__slots__ if name not in ("run_id", "epoch")} for key in found]})
+        terminal.print_json(
+            {
+                "keys": [
+                    {name: getattr(key, name) for name in key.__slots__ if name not in ("run_id", "epoch")}
+                    for key in found
+                ]
+            }
+        )
         return
     terminal.print_table(
         ["key id", "name", "scopes", "state"],

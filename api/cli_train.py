@@ -94,7 +94,9 @@ AcceptReward = Annotated[
 ]
 Epoch = Annotated[
     int | None,
-    typer.Option("--epoch", envvar="JURAT_RUN_EPOCH", hidden=True, help="Of the lease that a launcher holds for this process."),
+    typer.Option(
+        "--epoch", envvar="JURAT_RUN_EPOCH", hidden=True, help="Of the lease that a launcher holds for this process."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check recipe, data, gold answers and model; train nothing.")]
 

@@ -42,7 +42,15 @@ class StrictRoute(APIRoute):
 
 def create_app(service: Service) -> guard.Guard:
     """An ASGI application over a service that has been started."""
-    from jurat.api.server import routes_admin, routes_data, routes_lineage, routes_records, routes_runs, routes_stream, routes_verifiers
+    from jurat.api.server import (
+        routes_admin,
+        routes_data,
+        routes_lineage,
+        routes_records,
+        routes_runs,
+        routes_stream,
+        routes_verifiers,
+    )
 
     app = FastAPI(
         title="jurat", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False,
@@ -50,7 +58,15 @@ def create_app(service: Service) -> guard.Guard:
     )  # fmt: skip
     app.state.service, app.state.hub = service, routes_stream.Hub(service)
     app.router.route_class = StrictRoute
-    for routes in (routes_lineage, routes_runs, routes_records, routes_stream, routes_data, routes_verifiers, routes_admin):
+    for routes in (
+        routes_lineage,
+        routes_runs,
+        routes_records,
+        routes_stream,
+        routes_data,
+        routes_verifiers,
+        routes_admin,
+    ):
         app.include_router(routes.router, prefix=BASE)
     app.include_router(routes_admin.outside)
     for kind, handler in _HANDLERS.items():
@@ -74,7 +90,11 @@ async def _invalid(request: Request, error: Exception) -> Response:
     errors = []
     for each in error.errors()[:20]:
         where, *rest = each["loc"]
-        pointer = "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in rest) if where == "body" else ".".join(map(str, rest))
+        pointer = (
+            "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in rest)
+            if where == "body"
+            else ".".join(map(str, rest))
+        )
         errors.append({"pointer": pointer[:200], "code": each["type"], "message": each["msg"][:300]})
     first = errors[0] if errors else {"pointer": "", "message": "not valid"}
     return _answer(request, Problem("invalid", f"{first['pointer'] or 'the body'}: {first['message']}", errors=errors))
@@ -95,7 +115,11 @@ async def _ours(request: Request, error: Exception) -> Response:
 
 async def _database(request: Request, error: Exception) -> Response:
     log.error("request %s: %s", request.scope["state"]["request_id"], error)
-    if isinstance(error, DBAPIError) and not error.connection_invalidated and type(error).__name__ not in ("OperationalError", "InterfaceError"):
+    if (
+        isinstance(error, DBAPIError)
+        and not error.connection_invalidated
+        and type(error).__name__ not in ("OperationalError", "InterfaceError")
+    ):
         raise error  # a fault of ours: 500, by the guard
     return _answer(request, Problem("unavailable", "the store does not answer", headers={"Retry-After": "5"}))
 

@@ -28,7 +28,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
-async def read_body(scope: Scope, receive: Receive, *, max_bytes: int = MAX_BYTES, seconds: float = READ_SECONDS) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, *, max_bytes: int = MAX_BYTES, seconds: float = READ_SECONDS
+) -> bytes:
     """The body, decompressed. Raises Problem."""
     headers = dict(scope["headers"])
     declared = headers.get(b"content-length")
@@ -49,7 +51,9 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int = MAX_BYTE
                     break
     except TimeoutError:
         raise Problem("bad-request", f"the body took more than {seconds:g} s") from None
-    return decompress(b"".join(chunks), headers.get(b"content-encoding", b"").decode("latin-1").strip().lower(), max_bytes)
+    return decompress(
+        b"".join(chunks), headers.get(b"content-encoding", b"").decode("latin-1").strip().lower(), max_bytes
+    )
 
 
 def too_large(max_bytes: int) -> Problem:
@@ -83,7 +87,9 @@ def parse(data: bytes) -> Any:
         raise _bad(f"not UTF-8 at byte {error.start}") from None
     refuse_depth(text)
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_real)
+        return json.loads(
+            text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_real
+        )
     except json.JSONDecodeError as error:
         raise _bad(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
 

@@ -45,7 +45,9 @@ class Work(Protocol):
 
 
 class Executor(Protocol):
-    def start(self, run: str, epoch: int, folder: Path, words: Sequence[str], environment: Mapping[str, str], log: Path) -> Work:
+    def start(
+        self, run: str, epoch: int, folder: Path, words: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> Work:
         """Raises RunFailed."""
 
     def find(self, run: str, epoch: int, folder: Path) -> Work | None:
@@ -121,7 +123,9 @@ class LocalExecutor:
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", "jurat")) -> None:
         self._command = tuple(command)
 
-    def start(self, run: str, epoch: int, folder: Path, words: Sequence[str], environment: Mapping[str, str], log: Path) -> LocalWork:
+    def start(
+        self, run: str, epoch: int, folder: Path, words: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> LocalWork:
         kept = {name: value for name, value in os.environ.items() if name in ENVIRONMENT or name.startswith(PREFIXES)}
         kept.pop("JURAT_FAULT", None)
         try:
@@ -129,7 +133,12 @@ class LocalExecutor:
             folder.mkdir(parents=True, exist_ok=True)
             with open(log, "ab") as out:
                 child = subprocess.Popen(
-                    [*self._command, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env={**kept, **environment}
+                    [*self._command, *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                    env={**kept, **environment},
                 )
         except OSError as error:
             raise RunFailed(f"cannot start the run's process: {error.strerror}", where=str(log)) from None

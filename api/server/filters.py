@@ -216,7 +216,7 @@ class _Reader:
         token = self.take()
         if token.kind == "number":
             number = float(token.text) if re.search(r"[.eE]", token.text) else int(token.text)
-            if not math.isfinite(number) or abs(number) > 1 << 62 and isinstance(number, int):
+            if not math.isfinite(number) or (abs(number) > 1 << 62 and isinstance(number, int)):
                 raise self.wrong(token, "the number is too large")
             return number, False
         if token.kind == "quoted":
@@ -269,12 +269,18 @@ def parse_order(text: str) -> list[tuple[tuple[str, ...], bool, int]]:
             raise fault(text, made[4][2], "more than four keys")
         return made
     except Problem as problem:
-        raise Problem("bad-order", problem.detail, errors=[{**e, "pointer": "order_by", "code": "bad-order"} for e in problem.errors]) from None
+        raise Problem(
+            "bad-order",
+            problem.detail,
+            errors=[{**e, "pointer": "order_by", "code": "bad-order"} for e in problem.errors],
+        ) from None
 
 
 # ---- compiling ---------------------------------------------------------------------------------------------------
 
 Kind = Literal["text", "number", "time", "flag"]
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """What a field is in SQL."""
@@ -287,11 +293,15 @@ class Fields:
     """The allow-list of one kind of resource: names as they are, and families such as ``metrics.NAME``."""
 
     def __init__(
-        self, names: Mapping[str, Operand], families: Mapping[str, Callable[[tuple[str, ...]], Operand | None]] | None = None
+        self,
+        names: Mapping[str, Operand],
+        families: Mapping[str, Callable[[tuple[str, ...]], Operand | None]] | None = None,
     ) -> None:
         self.names, self.families = names, families or {}
 
-    def find(self, field: tuple[str, ...], text: str, at: int, *, kind: str = "bad-filter", parameter: str = "filter") -> Operand:
+    def find(
+        self, field: tuple[str, ...], text: str, at: int, *, kind: str = "bad-filter", parameter: str = "filter"
+    ) -> Operand:
         found = self.names.get(".".join(field))
         if found is None and len(field) > 1 and field[0] in self.families:
             found = self.families[field[0]](field[1:])

@@ -75,7 +75,9 @@ class Guard:
         except Problem as problem:
             await answer(problem, request_id, scope["path"], sending)
         except Exception:  # the frame of the service: told by an id alone, kept whole in the log
-            log.exception("request %s failed: %s %s", request_id, scope["method"], scope["path"].encode("unicode_escape").decode())
+            log.exception(
+                "request %s failed: %s %s", request_id, scope["method"], scope["path"].encode("unicode_escape").decode()
+            )
             if not begun:
                 await answer(Problem("internal", FAULT), request_id, scope["path"], sending)
 
@@ -84,13 +86,17 @@ class Guard:
             raise Problem("headers-too-large", "the headers may have 32 KiB and be 100")
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or host_of(hosts[0].decode("latin-1")) not in self._hosts:
-            raise Problem("misdirected", "this service is not called by that name; jurat serve --host-name allows another")
+            raise Problem(
+                "misdirected", "this service is not called by that name; jurat serve --host-name allows another"
+            )
         origin = headers.get(b"origin")
         site = headers.get(b"sec-fetch-site", b"none")
         if origin is not None and origin.decode("latin-1") != f"{scope['scheme']}://{hosts[0].decode('latin-1')}":
             raise Problem("foreign-origin", "pages of another origin may not call this service")
         if site not in (b"none", b"same-origin") and not (
-            site in (b"cross-site", b"same-site") and scope["method"] == "GET" and headers.get(b"sec-fetch-mode") == b"navigate"
+            site in (b"cross-site", b"same-site")
+            and scope["method"] == "GET"
+            and headers.get(b"sec-fetch-mode") == b"navigate"
         ):
             raise Problem("foreign-origin", "pages of another site may not call this service")
 
@@ -98,7 +104,7 @@ class Guard:
         """Read the body and check it; a receiver that gives it again."""
         data = await bodies.read_body(scope, receive, max_bytes=self._max_bytes)
         scope["state"]["body"] = data
-        if data or scope["method"] in ("POST", "PUT", "PATCH") and headers.get(b"content-type"):
+        if data or (scope["method"] in ("POST", "PUT", "PATCH") and headers.get(b"content-type")):
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind not in (b"application/json", b"application/merge-patch+json"):
                 raise Problem("unsupported-media-type", "send application/json")
@@ -139,7 +145,15 @@ async def answer(problem: Problem, request_id: str, path: str, send: Send) -> No
 class Failures:
     """Failed keys by address: ten a minute, then a pause that doubles with each further one."""
 
-    def __init__(self, *, free: int = 10, window: float = 60.0, longest: float = 900.0, addresses: int = 10_000, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        free: int = 10,
+        window: float = 60.0,
+        longest: float = 900.0,
+        addresses: int = 10_000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._free, self._window, self._longest, self._addresses, self._clock = free, window, longest, addresses, clock
         self._seen: OrderedDict[str, tuple[int, float]] = OrderedDict()  # address -> (failures, of the last)
 
@@ -149,7 +163,11 @@ class Failures:
         if count >= self._free:
             wait = last + min(self._longest, self._window * 2.0 ** (count - self._free)) - self._clock()
             if wait > 0:
-                raise Problem("too-many-requests", "too many failed keys from this address", headers={"Retry-After": str(int(wait) + 1)})
+                raise Problem(
+                    "too-many-requests",
+                    "too many failed keys from this address",
+                    headers={"Retry-After": str(int(wait) + 1)},
+                )
 
     def failed(self, address: str) -> None:
         count, last = self._seen.pop(address, (0, 0.0))

@@ -27,7 +27,9 @@ def service_secret(home: Path) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             found = file.read(64)
         if len(found) != 32:
-            raise RunFailed("the service's secret is damaged", where=str(path), fix="remove the file; page tokens then end")
+            raise RunFailed(
+                "the service's secret is damaged", where=str(path), fix="remove the file; page tokens then end"
+            )
         return found
     raise RunFailed("cannot keep a secret", where=str(path), fix="make the folder writable")
 

@@ -134,7 +134,9 @@ class Launcher:
         for run in self._store.read(lambda c: leases.held(c, self._store.runs_folder)):
             work = self._executor.find(run.id, run.lease_epoch, run.folder)
             if work is not None:
-                lease = Lease(run=run.id, run_pk=run.pk, epoch=run.lease_epoch, owner=self._owner, until=run.lease_until or 0)
+                lease = Lease(
+                    run=run.id, run_pk=run.pk, epoch=run.lease_epoch, owner=self._owner, until=run.lease_until or 0
+                )
                 self._held[run.id] = _Held(lease, work, 0.0)
                 log.info("run %s is taken up again", run.id)
 
@@ -143,7 +145,9 @@ class Launcher:
         try:
             self._executor.find(run.id, lease.epoch, run.folder)  # kills what another epoch left
             token = self._store.write(
-                lambda c: access.make_key(c, f"run {run.id}", [], seconds=TOKEN_SECONDS, run_id=run.id, epoch=lease.epoch)
+                lambda c: access.make_key(
+                    c, f"run {run.id}", [], seconds=TOKEN_SECONDS, run_id=run.id, epoch=lease.epoch
+                )
             )[1]
             environment = {
                 "JURAT_RUN_EPOCH": str(lease.epoch), "JURAT_LEASE_SECONDS": str(self._limits.lease), "JURAT_SERVICE": self._service,
@@ -172,7 +176,9 @@ class Launcher:
         if time.monotonic() - held.beaten < self._limits.lease / 4 and not self._wake.is_set():
             return
         try:
-            beat = self._store.write(lambda c: leases.heartbeat(c, held.lease.run_pk, held.lease.epoch, limits=self._limits))
+            beat = self._store.write(
+                lambda c: leases.heartbeat(c, held.lease.run_pk, held.lease.epoch, limits=self._limits)
+            )
         except FencedOut as error:
             if held.work.poll() is not None:
                 return  # it said how it ended, and is gone: the next look sees that
@@ -202,16 +208,35 @@ class Launcher:
             return  # it said itself how it ended, or is another's
         state, detail = outcome(run.state, code)
         said = last_line(self._store.home / "logs" / f"{run.id}.log") if state == "failed" else ""
-        self._end(run, state, f"{detail}: {said}" if said else detail, code if code != UNKNOWN else None, held.lease.epoch)
+        self._end(
+            run, state, f"{detail}: {said}" if said else detail, code if code != UNKNOWN else None, held.lease.epoch
+        )
 
     def _end(self, run: RunInfo, state: State, detail: str, code: int | None, epoch: int | None = None) -> None:
         epoch = run.lease_epoch if epoch is None else epoch
 
         def end(connection: sa.Connection) -> None:
             if state == "lost":
-                leases.move(connection, run.pk, "lost" if run.state not in ("pausing", "cancelling") else _ASKED[run.state], detail, epoch=epoch, actor=self._owner, limits=self._limits)
+                leases.move(
+                    connection,
+                    run.pk,
+                    "lost" if run.state not in ("pausing", "cancelling") else _ASKED[run.state],
+                    detail,
+                    epoch=epoch,
+                    actor=self._owner,
+                    limits=self._limits,
+                )
             else:
-                leases.end(connection, run.pk, state, detail, epoch=epoch, exit_code=code, actor=self._owner, limits=self._limits)
+                leases.end(
+                    connection,
+                    run.pk,
+                    state,
+                    detail,
+                    epoch=epoch,
+                    exit_code=code,
+                    actor=self._owner,
+                    limits=self._limits,
+                )
 
         try:
             self._store.write(end)
@@ -234,7 +259,9 @@ def outcome(state: str, code: int) -> tuple[State, str]:
         return "lost", "its process ended, nobody saw how"
     if code < 0:
         return "lost", f"its process was killed by signal {-code}"
-    return "failed", {4: "the reward has changed", 75: "another process holds it"}.get(code, f"its process ended with code {code}")
+    return "failed", {4: "the reward has changed", 75: "another process holds it"}.get(
+        code, f"its process ended with code {code}"
+    )
 
 
 def last_line(path: Path) -> str:

@@ -16,7 +16,17 @@ from jurat.platform.db import tables as t
 from jurat.platform.errors import ConfigError, nearest
 from jurat.platform.recipe import Data, Recipe, Source
 
-OPERATORS = ("verifiers", "tracking", "engine.ray", "engine.vllm_url", "engine.home", "engine.pools", "engine.placement", "name", "about")
+OPERATORS = (
+    "verifiers",
+    "tracking",
+    "engine.ray",
+    "engine.vllm_url",
+    "engine.home",
+    "engine.pools",
+    "engine.placement",
+    "name",
+    "about",
+)
 """Keys that only the operator sets, in a recipe: what they name is run, opened or connected to."""
 TEXTS = ("prompt.system", "prompt.prefix", "prompt.suffix")
 """Keys whose values are free texts."""
@@ -44,7 +54,9 @@ def resolve(asked: NewRun, folders: Sequence[Path], home: Path, database: str | 
 
     known = registered(folders)
     if asked.recipe not in known:
-        raise _invalid("/recipe", "unknown-recipe", f"no recipe is called {asked.recipe!r}.{nearest(asked.recipe, known)}")
+        raise _invalid(
+            "/recipe", "unknown-recipe", f"no recipe is called {asked.recipe!r}.{nearest(asked.recipe, known)}"
+        )
     path, base = known[asked.recipe]
     config = dict(flat(asked.config))
     refuse_paths(config)
@@ -53,7 +65,9 @@ def resolve(asked: NewRun, folders: Sequence[Path], home: Path, database: str | 
         made = filled(load_recipe(path, config, refuse_contradictions))
     except (ConfigError, TypeError, ValueError, KeyError, AttributeError) as error:
         what = error.what if isinstance(error, ConfigError) else "a key of config has a value of another kind"
-        raise _invalid("/config", "bad-config", what.replace(str(path), asked.recipe).replace(str(base), ".")[:2000]) from None
+        raise _invalid(
+            "/config", "bad-config", what.replace(str(path), asked.recipe).replace(str(base), ".")[:2000]
+        ) from None
     _refuse_foreign(own, made, home)
     return made.model_copy(update={"tracking": made.tracking.model_copy(update={"database": database})}), base
 
@@ -76,13 +90,21 @@ def refuse_paths(config: Mapping[str, Any]) -> None:
         pointer = "/config/" + key.replace("~", "~0").replace("/", "~1")[:100]
         if not re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+){0,8}", key):
             raise _invalid(pointer, "bad-key", "a key is words of a recipe, joined by dots")
-        if any(key == own or key.startswith(f"{own}.") for own in OPERATORS) or re.match(r"stages\.\d+\.(name|about)", key):
-            raise _invalid(pointer, "operators", f"{key} is set in a recipe by the operator of this service, not over HTTP")
+        if any(key == own or key.startswith(f"{own}.") for own in OPERATORS) or re.match(
+            r"stages\.\d+\.(name|about)", key
+        ):
+            raise _invalid(
+                pointer, "operators", f"{key} is set in a recipe by the operator of this service, not over HTTP"
+            )
         if key in TEXTS:
             continue
         for text in _texts(value):
             if _NO_NAME.search(text):
-                raise _invalid(pointer, "not-a-name", "the value could name a file, an address or code; such are set in a recipe by the operator")
+                raise _invalid(
+                    pointer,
+                    "not-a-name",
+                    "the value could name a file, an address or code; such are set in a recipe by the operator",
+                )
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -103,7 +125,9 @@ def _refuse_foreign(own: Recipe, made: Recipe, home: Path) -> None:
         raise _invalid("/config/verifiers", "operators", "verifiers are files of the operator's")
     if made.model != own.model and made.model != "tiny-random":
         if not _LOCAL.match(made.model) or not (home / "models" / made.model / "jurat.json").is_file():
-            raise _invalid("/config/model", "unknown-model", "no such model was fetched on this machine (jurat models fetch)")
+            raise _invalid(
+                "/config/model", "unknown-model", "no such model was fetched on this machine (jurat models fetch)"
+            )
     kept = set(_sources(own))
     for source in _sources(made):
         if source not in kept and not _GENERATED.match(source):
@@ -113,7 +137,11 @@ def _refuse_foreign(own: Recipe, made: Recipe, home: Path) -> None:
 def _sources(recipe: Recipe) -> Iterator[str]:
     for part in (recipe.data, *(stage.data for stage in recipe.stages)):
         if isinstance(part, Data):
-            yield from (each.source for name in ("train", "held_out", "unseen") if isinstance(each := getattr(part, name), Source))
+            yield from (
+                each.source
+                for name in ("train", "held_out", "unseen")
+                if isinstance(each := getattr(part, name), Source)
+            )
 
 
 def refuse_unregistered(connection: sa.Connection, asked: NewRun) -> None:
@@ -123,8 +151,15 @@ def refuse_unregistered(connection: sa.Connection, asked: NewRun) -> None:
         if connection.execute(sa.select(spec.digest).where(spec.digest == asked.reward_spec)).first() is None:
             raise _invalid("/reward_spec", "not-registered", "no reward spec of that digest is registered")
     member = t.reward_member.c
-    of_spec = connection.execute(sa.select(member.version_digest).where(member.reward_digest == asked.reward_spec)).scalars().all()
-    wanted = {"/reward_spec": set(of_spec), **{f"/verifiers/{name}": {digest} for name, digest in asked.verifiers.items()}}
+    of_spec = (
+        connection.execute(sa.select(member.version_digest).where(member.reward_digest == asked.reward_spec))
+        .scalars()
+        .all()
+    )
+    wanted = {
+        "/reward_spec": set(of_spec),
+        **{f"/verifiers/{name}": {digest} for name, digest in asked.verifiers.items()},
+    }
     version = t.verifier_version.c
     digests = sorted(set().union(*wanted.values()))
     found = {row.digest: row for row in connection.execute(

@@ -43,4 +43,6 @@ def unseal(secret: bytes, query: str, token: str, count: int) -> list[Mark]:
 
 
 def _mac(secret: bytes, query: str, said: bytes) -> bytes:
-    return hmac.new(secret, b"page\x00" + query.encode("utf-8", "surrogatepass") + b"\x00" + said, hashlib.sha256).digest()[:_MAC]
+    return hmac.new(
+        secret, b"page\x00" + query.encode("utf-8", "surrogatepass") + b"\x00" + said, hashlib.sha256
+    ).digest()[:_MAC]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -71,7 +71,12 @@ class Problem(Exception):
         return KINDS[self.kind].status
 
     def body(self, request_id: str, instance: str = "") -> dict[str, Any]:
-        said = {"type": f"/problems/{self.kind}", "title": KINDS[self.kind].title, "status": self.status, "detail": self.detail}
+        said = {
+            "type": f"/problems/{self.kind}",
+            "title": KINDS[self.kind].title,
+            "status": self.status,
+            "detail": self.detail,
+        }
         return {**said, "instance": instance, "request_id": request_id, "errors": self.errors}
 
 
@@ -102,7 +107,8 @@ def responses(*kinds: str) -> dict[int | str, dict[str, Any]]:
     made: dict[int | str, dict[str, Any]] = {}
     for kind in sorted({*kinds, "bad-request", "unauthenticated", "forbidden", "not-found", "invalid", "internal"}):
         entry = made.setdefault(
-            KINDS[kind].status, {"description": KINDS[kind].title, "model": ProblemBody, "content": {MEDIA_TYPE: {"examples": {}}}}
+            KINDS[kind].status,
+            {"description": KINDS[kind].title, "model": ProblemBody, "content": {MEDIA_TYPE: {"examples": {}}}},
         )
         entry["content"][MEDIA_TYPE]["examples"][kind] = {"value": example(kind)}
     return made

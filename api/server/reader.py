@@ -49,13 +49,25 @@ _SHORT = [
 _LONG = [
     "text", "messages", "reference", "tokens", "loss_mask", "sampler_logprobs", "spans", "char_ends", "parts", "reward_steps",
     "verdicts", "seconds", "columns", "problem_verifier", "problem_verifier_args", "allocation_samples", "allocation_evidence",
-    "greedy_baseline", "advantages",
+    "greedy_baseline",
 ]  # fmt: skip
 SHORT = frozenset({*_SHORT, "id"})
 KNOWN = frozenset({*_SHORT, *_LONG, "id"})
 ROLLOUTS = sa.table("rollouts", *(sa.column(name) for name in (*_SHORT, *_LONG, "place", "row")))
 _C = ROLLOUTS.c
-_TEXTS = ("rollout_id", "stage", "problem_id", "discarded", "allocation_reason", "source", "split", "finish", "status", "text", "reference")
+_TEXTS = (
+    "rollout_id",
+    "stage",
+    "problem_id",
+    "discarded",
+    "allocation_reason",
+    "source",
+    "split",
+    "finish",
+    "status",
+    "text",
+    "reference",
+)
 _NUMBERS = ("segment", "step", "position", "visit", "index", "prompt_tokens", "completion_tokens", "reward")
 FIELDS = Fields(
     {
@@ -70,10 +82,21 @@ FIELDS = Fields(
 
 def _verdict(rest: tuple[str, ...]) -> Operand | None:
     """``verdicts.MEMBER.status`` and the like: of that member's verdict."""
-    kinds: Mapping[str, Any] = {"status": "text", "why": "text", "read": "text", "fault": "text", "verifier": "text", "version_digest": "text", "score": "number", "seconds": "number"}
+    kinds: Mapping[str, Any] = {
+        "status": "text",
+        "why": "text",
+        "read": "text",
+        "fault": "text",
+        "verifier": "text",
+        "version_digest": "text",
+        "score": "number",
+        "seconds": "number",
+    }
     if len(rest) < 2 or rest[-1] not in kinds:
         return None
-    found = sa.func.member_field(_C.verdicts, sa.literal(".".join(rest[:-1]), sa.Text), sa.literal_column(f"'{rest[-1]}'"))
+    found = sa.func.member_field(
+        _C.verdicts, sa.literal(".".join(rest[:-1]), sa.Text), sa.literal_column(f"'{rest[-1]}'")
+    )
     column = sa.cast(found, sa.Double if kinds[rest[-1]] == "number" else sa.Text)
     return Operand(column, kinds[rest[-1]])
 
@@ -103,12 +126,19 @@ def page(
     """{rollouts, next_page_token, faults}: a page of the canonical rollouts. Raises Problem."""
     condition = filters.compile_filter(filter_, FIELDS)
     default = [Key(_C[name], down) for name, down in ORDERS.get(order_by, ORDERS["trained"])]
-    keys = filters.compile_order("" if order_by in ORDERS else order_by, FIELDS, default=default, last=Key(_C.place, False))
+    keys = filters.compile_order(
+        "" if order_by in ORDERS else order_by, FIELDS, default=default, last=Key(_C.place, False)
+    )
     keys = [*keys, Key(_C.row, False)]
     asked = f"rollouts\x00{run.id}\x00{filter_}\x00{order_by}\x00{page_size}"
     wanted = [name for name in (*_SHORT, *_LONG) if name in fields or name == "rollout_id"]
     sorting = [key.column.label(f"sort_{place}") for place, key in enumerate(keys)]
-    query = sa.select(*(_C[name] for name in wanted), *sorting).select_from(ROLLOUTS).order_by(*filters.ordering(keys)).limit(page_size + 1)
+    query = (
+        sa.select(*(_C[name] for name in wanted), *sorting)
+        .select_from(ROLLOUTS)
+        .order_by(*filters.ordering(keys))
+        .limit(page_size + 1)
+    )
     if condition is not None:
         query = query.where(condition)
     if page_token is not None:
@@ -116,25 +146,42 @@ def page(
     files, faults = _files(run, parts)
     rows = reader.ask(query, files) if files else []
     shown = [{_name(name): _told(name, row[name]) for name in wanted} for row in rows[:page_size]]
-    token = pages.seal(secret, asked, [rows[page_size - 1][f"sort_{place}"] for place in range(len(keys))]) if len(rows) > page_size else None
+    token = (
+        pages.seal(secret, asked, [rows[page_size - 1][f"sort_{place}"] for place in range(len(keys))])
+        if len(rows) > page_size
+        else None
+    )
     return {"rollouts": shown, "next_page_token": token, "faults": faults}
 
 
 def sample(run: RunInfo, parts: Sequence[Part], reader: Reader, rollout_id: str) -> dict[str, Any]:
     """One rollout, whole. Raises Problem."""
     wanted = [*_SHORT, *_LONG]
-    query = sa.select(*(_C[name] for name in wanted)).select_from(ROLLOUTS).where(_C.rollout_id == rollout_id).order_by(_C.segment.desc()).limit(1)
+    query = (
+        sa.select(*(_C[name] for name in wanted))
+        .select_from(ROLLOUTS)
+        .where(_C.rollout_id == rollout_id)
+        .order_by(_C.segment.desc())
+        .limit(1)
+    )
     files, faults = _files(run, parts)
     rows = reader.ask(query, files) if files else []
     if not rows:
-        raise Problem("not-found", "the run has no such rollout" + ("; some of its parts cannot be read" if faults else ""))
+        raise Problem(
+            "not-found", "the run has no such rollout" + ("; some of its parts cannot be read" if faults else "")
+        )
     return {_name(name): _told(name, rows[0][name]) for name in wanted}
 
 
 def counts(run: RunInfo, parts: Sequence[Part], reader: Reader, filter_: str) -> list[dict[str, Any]]:
     """[{status, count}] of the rollouts that a filter lets through."""
     condition = filters.compile_filter(filter_, FIELDS)
-    query = sa.select(_C.status, sa.func.count().label("count")).select_from(ROLLOUTS).group_by(_C.status).order_by(_C.status)
+    query = (
+        sa.select(_C.status, sa.func.count().label("count"))
+        .select_from(ROLLOUTS)
+        .group_by(_C.status)
+        .order_by(_C.status)
+    )
     files, _ = _files(run, parts)
     return reader.ask(query if condition is None else query.where(condition), files) if files else []
 
@@ -200,8 +247,13 @@ class Reader:
                 worker.kill()
                 worker.wait()
                 if isinstance(error, TimeoutError):
-                    raise Problem("query-too-slow", f"the query takes more than {self._seconds:g} s: narrow the filter") from None
-                raise Problem("query-too-slow", "the query takes more memory than it may: narrow the filter or ask for fewer fields") from None
+                    raise Problem(
+                        "query-too-slow", f"the query takes more than {self._seconds:g} s: narrow the filter"
+                    ) from None
+                raise Problem(
+                    "query-too-slow",
+                    "the query takes more memory than it may: narrow the filter or ask for fewer fields",
+                ) from None
             except BaseException:
                 worker.kill()
                 worker.wait()
@@ -244,7 +296,9 @@ class Reader:
 def _exchange(worker: subprocess.Popen[bytes], line: bytes, seconds: float) -> dict[str, Any]:
     """Raises TimeoutError, or OSError for a worker that died."""
     assert worker.stdin is not None and worker.stdout is not None
-    until = time.monotonic() + seconds + (2.0 if not hasattr(worker, "met") else 0.0)  # a first query waits for the import
+    until = (
+        time.monotonic() + seconds + (2.0 if not hasattr(worker, "met") else 0.0)
+    )  # a first query waits for the import
     worker.stdin.write(line)
     found = bytearray()
     while not found.endswith(b"\n"):
@@ -278,7 +332,9 @@ def answer(request: Mapping[str, Any], memory: str) -> dict[str, Any]:
                         f"allowed_paths = {listed}", "enable_external_access = false", "lock_configuration = true"):  # fmt: skip
             connection.execute(f"SET {setting}")
         connection.execute(_MACRO)
-        connection.execute("CREATE TEMP TABLE part AS SELECT unnest(?) AS filename, generate_subscripts(?, 1) AS place", [files, files])
+        connection.execute(
+            "CREATE TEMP TABLE part AS SELECT unnest(?) AS filename, generate_subscripts(?, 1) AS place", [files, files]
+        )
         connection.execute(
             "CREATE TEMP VIEW rollouts AS SELECT r.*, part.place AS place, r.file_row_number AS row FROM read_parquet("
             f"{listed}, filename = true, file_row_number = true, union_by_name = true) r JOIN part USING (filename)"
@@ -302,7 +358,9 @@ def _harmless(said: str, files: Iterable[str]) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return (
+            value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        )
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, dict):

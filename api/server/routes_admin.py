@@ -22,7 +22,10 @@ outside = APIRouter(tags=["service"])
 
 
 def _told(key: Key) -> dict[str, Any]:
-    return {**{name: getattr(key, name) for name in Key.__slots__ if name not in ("run_id", "epoch")}, "scopes": list(key.scopes)}
+    return {
+        **{name: getattr(key, name) for name in Key.__slots__ if name not in ("run_id", "epoch")},
+        "scopes": list(key.scopes),
+    }
 
 
 @router.get("/api-keys", summary="Keys, without their secrets", responses=responses())
@@ -36,7 +39,11 @@ def create_key(asked: shapes.NewKey, request: Request, service: Here, who: Admin
     try:
         kept, key = service.writer.call(lambda c: access.make_key(c, asked.name, asked.scopes, seconds=asked.seconds))
     except ConfigError as error:
-        raise Problem("invalid", f"{error.what}. {error.fix}", errors=[{"pointer": "/scopes", "code": "unknown-scope", "message": error.what}]) from None
+        raise Problem(
+            "invalid",
+            f"{error.what}. {error.fix}",
+            errors=[{"pointer": "/scopes", "code": "unknown-scope", "message": error.what}],
+        ) from None
     service.audit(who.name, "create key", kept.key_id, request.scope["state"]["request_id"], "done")
     return tell({**_told(kept), "key": key}, 201)
 

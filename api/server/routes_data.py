@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 
 from jurat.api.server import reader
 from jurat.api.server.problems import Problem, responses
-from jurat.api.server.routes_runs import FieldMask, PageSize, PageToken, RunId
+from jurat.api.server.routes_runs import FieldMask, PageToken, RunId
 from jurat.api.server.service import CanReadData, Here, masked, run_named
 from jurat.api.server.shapes import tell
 from jurat.platform.runs.records import Part, RunInfo
@@ -16,12 +16,21 @@ from jurat.platform.runs.records import Part, RunInfo
 router = APIRouter(tags=["rollouts"])
 
 Step = Annotated[int | None, Query(ge=0, le=1 << 53)]
-Where = Annotated[str, Query(max_length=8192, alias="filter", description="For example `status = incorrect AND completion_tokens > 100 AND verdicts.problem.why : boxed`.")]
+Where = Annotated[
+    str,
+    Query(
+        max_length=8192,
+        alias="filter",
+        description="For example `status = incorrect AND completion_tokens > 100 AND verdicts.problem.why : boxed`.",
+    ),
+]
 
 
 def _parts(service: Here, run: RunInfo, step: int | None, first: int | None, last: int | None) -> list[Part]:
     found = service.store.parts(run, step=step)
-    return [part for part in found if (first is None or part.step_max >= first) and (last is None or part.step_min <= last)]
+    return [
+        part for part in found if (first is None or part.step_max >= first) and (last is None or part.step_min <= last)
+    ]
 
 
 def _reader(service: Here) -> reader.Reader:
@@ -40,7 +49,9 @@ def list_rollouts(
     first: Annotated[int | None, Query(alias="first_step", ge=0, le=1 << 53)] = None,
     last: Annotated[int | None, Query(alias="last_step", ge=0, le=1 << 53)] = None,
     filter_: Where = "",
-    order_by: Annotated[str, Query(max_length=1024, description="`trained`, `worst`, or fields as of runs.")] = "trained",
+    order_by: Annotated[
+        str, Query(max_length=1024, description="`trained`, `worst`, or fields as of runs.")
+    ] = "trained",
     page_size: Annotated[int, Query(ge=1, le=200)] = 50,
     page_token: PageToken = None,
     fields: FieldMask = None,
@@ -63,8 +74,17 @@ def get_rollout(run: RunId, rollout: str, service: Here, who: CanReadData) -> Re
     return tell(reader.sample(found, _parts(service, found, None, None, None), _reader(service), rollout))
 
 
-@router.get("/runs/{run}/rollouts:count", summary="How many, by status", responses=responses("bad-filter", "query-too-slow", "unavailable"))
+@router.get(
+    "/runs/{run}/rollouts:count",
+    summary="How many, by status",
+    responses=responses("bad-filter", "query-too-slow", "unavailable"),
+)
 def count_rollouts(run: RunId, service: Here, who: CanReadData, step: Step = None, filter_: Where = "") -> Response:
     found = run_named(service, run)
     rows = reader.counts(found, _parts(service, found, step, None, None), _reader(service), filter_)
-    return tell({"counts": {row["status"] or "unjudged": row["count"] for row in rows}, "total": sum(row["count"] for row in rows)})
+    return tell(
+        {
+            "counts": {row["status"] or "unjudged": row["count"] for row in rows},
+            "total": sum(row["count"] for row in rows),
+        }
+    )

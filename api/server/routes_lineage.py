@@ -19,7 +19,17 @@ from jurat.platform.provenance.verify import verify
 
 router = APIRouter(tags=["provenance"])
 
-Kind = Literal["run", "segment", "checkpoint", "verifier_version", "reward_spec", "dataset_version", "model_version", "environment", "export"]
+Kind = Literal[
+    "run",
+    "segment",
+    "checkpoint",
+    "verifier_version",
+    "reward_spec",
+    "dataset_version",
+    "model_version",
+    "environment",
+    "export",
+]
 
 
 def _told(walk: lineage.Walk) -> dict[str, Any]:
@@ -50,7 +60,9 @@ def _known(connection: sa.Connection, kind: str, named: str) -> Node:
     return node
 
 
-@router.get("/provenance/affected", summary="All that a bad verifier version taints", responses=responses("query-too-slow"))
+@router.get(
+    "/provenance/affected", summary="All that a bad verifier version taints", responses=responses("query-too-slow")
+)
 def affected(service: Here, who: CanRead, verifier_version: Annotated[str, Query(max_length=100)]) -> Response:
     """Rewards, segments, their checkpoints, runs that began from these, exports; and how many verdicts it gave in each run."""
     with bounded(service.store) as connection:
@@ -60,7 +72,11 @@ def affected(service: Here, who: CanRead, verifier_version: Annotated[str, Query
     return tell({**_told(walk), "runs": [run["id"] for run in used], "judged": judged})
 
 
-@router.get("/provenance/{kind}/{id:path}", summary="What a thing was made of, or what was made of it", responses=responses("query-too-slow"))
+@router.get(
+    "/provenance/{kind}/{id:path}",
+    summary="What a thing was made of, or what was made of it",
+    responses=responses("query-too-slow"),
+)
 def provenance(
     kind: Kind,
     id: str,
@@ -73,8 +89,14 @@ def provenance(
         return tell(_told(lineage.walk(connection, [_known(connection, kind, id)], direction, depth=depth)))
 
 
-@router.get("/runs:diff", summary="How two runs differ: config, reward, data, environment, metrics", responses=responses("query-too-slow"))
-def diff(service: Here, who: CanRead, a: Annotated[str, Query(max_length=64)], b: Annotated[str, Query(max_length=64)]) -> Response:
+@router.get(
+    "/runs:diff",
+    summary="How two runs differ: config, reward, data, environment, metrics",
+    responses=responses("query-too-slow"),
+)
+def diff(
+    service: Here, who: CanRead, a: Annotated[str, Query(max_length=64)], b: Annotated[str, Query(max_length=64)]
+) -> Response:
     one, two = run_named(service, a), run_named(service, b)
     with bounded(service.store) as connection:
         return tell(lineage.difference(connection, one, two))
@@ -86,7 +108,15 @@ def verify_run(run: str, service: Here, who: CanRead) -> Response:
     found = run_named(service, run)
     report = verify(service.store, found)
     faults = [fault.replace(str(found.folder) + "/", "") for fault in report.faults]
-    return tell({"whole": report.whole, "events": report.events, "parts": report.parts, "checkpoints": report.checkpoints, "faults": faults})
+    return tell(
+        {
+            "whole": report.whole,
+            "events": report.events,
+            "parts": report.parts,
+            "checkpoints": report.checkpoints,
+            "faults": faults,
+        }
+    )
 
 
 @router.get("/runs/{run}:export", summary="A run's provenance as PROV-JSON", responses=responses())
@@ -95,5 +125,3 @@ def export(run: str, service: Here, who: CanRead, format: Literal["prov-json"] =
     made = tell(service.store.read(lambda connection: prov.document(connection, found)))
     made.headers["Content-Disposition"] = f'attachment; filename="{found.id}.prov.json"'
     return made
-
-

@@ -31,12 +31,19 @@ from jurat.platform.runs import search as find
 
 router = APIRouter(tags=["runs"])
 
-Filter = Annotated[str, Query(max_length=8192, description="For example `state = running AND metrics.reward/mean > 0.5`.")]
+Filter = Annotated[
+    str, Query(max_length=8192, description="For example `state = running AND metrics.reward/mean > 0.5`.")
+]
 OrderBy = Annotated[str, Query(max_length=1024, description='For example `metrics."reward/mean" desc, created`.')]
 PageSize = Annotated[int, Query(ge=1, le=1000)]
 PageToken = Annotated[str | None, Query(max_length=4096, description="As the page before gave it.")]
 FieldMask = Annotated[str | None, Query(max_length=1024, alias="fields", description="Names, joined by commas.")]
-Metrics = Annotated[str, Query(max_length=8192, alias="metrics", description="Metrics whose last values are told, joined by commas; `*`: all.")]
+Metrics = Annotated[
+    str,
+    Query(
+        max_length=8192, alias="metrics", description="Metrics whose last values are told, joined by commas; `*`: all."
+    ),
+]
 RunId = str
 MAX_TAGS = 64
 
@@ -56,7 +63,9 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
     """The run is queued; the launcher takes it up. With an `Idempotency-Key` the same request makes one run."""
 
     def make() -> Response:
-        recipe, base = launching.resolve(asked, service.settings.recipes, service.settings.home, service.settings.database)
+        recipe, base = launching.resolve(
+            asked, service.settings.recipes, service.settings.home, service.settings.database
+        )
         service.store.read(lambda connection: launching.refuse_unregistered(connection, asked))
         expected = {"reward": asked.reward_spec or "", "verifiers": dict(asked.verifiers)}
         meta = {"base": str(base), "launched_by": who.name, "expected": expected}
@@ -66,7 +75,13 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
         }  # fmt: skip
         try:  # the reward is found by the process that starts it
             run = service.store.create_run(
-                recipe=recipe, recipe_digest=digest(recipe), reward_digest="", meta=meta, run_id=asked.id, state="queued", **given
+                recipe=recipe,
+                recipe_digest=digest(recipe),
+                reward_digest="",
+                meta=meta,
+                run_id=asked.id,
+                state="queued",
+                **given,
             )
         except ConfigError as error:
             raise Problem("conflict" if "already" in error.what else "invalid", error.what) from None
@@ -82,14 +97,30 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
 def set_tags(connection: sa.Connection, run_pk: int, tags: Mapping[str, Any]) -> None:
     find.label(connection, run_pk, "tag", tags)
     if len(find.labels(connection, run_pk, "tag")) > MAX_TAGS:
-        raise Problem("invalid", f"a run may have {MAX_TAGS} tags", errors=[{"pointer": "/tags", "code": "too-many", "message": f"more than {MAX_TAGS}"}])
+        raise Problem(
+            "invalid",
+            f"a run may have {MAX_TAGS} tags",
+            errors=[{"pointer": "/tags", "code": "too-many", "message": f"more than {MAX_TAGS}"}],
+        )
 
 
-@router.get("/runs", response_model=shapes.Runs, summary="Find runs", responses=responses("bad-filter", "bad-order", "bad-page-token", "query-too-slow"))
+@router.get(
+    "/runs",
+    response_model=shapes.Runs,
+    summary="Find runs",
+    responses=responses("bad-filter", "bad-order", "bad-page-token", "query-too-slow"),
+)
 def list_runs(
     service: Here,
     who: CanRead,
-    filter_: Annotated[str, Query(max_length=8192, alias="filter", description="For example `state = running AND NOT (project = 'x' OR metrics.reward/mean < 0.5)`.")] = "",
+    filter_: Annotated[
+        str,
+        Query(
+            max_length=8192,
+            alias="filter",
+            description="For example `state = running AND NOT (project = 'x' OR metrics.reward/mean < 0.5)`.",
+        ),
+    ] = "",
     order_by: OrderBy = "",
     page_size: PageSize = 50,
     page_token: PageToken = None,
@@ -108,14 +139,16 @@ def list_runs(
 
 
 @router.get("/runs/{run}", response_model=shapes.Run, summary="One run", responses=responses())
-def get_run(run: RunId, request: Request, service: Here, who: CanRead, fields: FieldMask = None, metrics: Metrics = "") -> Response:
+def get_run(
+    run: RunId, request: Request, service: Here, who: CanRead, fields: FieldMask = None, metrics: Metrics = ""
+) -> Response:
     """Answers 304 where `If-None-Match` names the version that it has."""
     found = run_named(service, run)
     if unchanged(request, found.version) and not metrics:
         return Response(status_code=304, headers={"ETag": etag(found.version)})
     wanted = masked(dict.fromkeys(search.KNOWN), fields, default=search.DEFAULT, known=search.KNOWN)
     body = search.one(service.store, run, recipe="recipe" in wanted, metrics=_named(metrics))
-    shown = {name: value for name, value in body.items() if name in wanted or name == "id"}
+    shown = {name: value for name, value in body.items() if name in wanted or name in ("id", "metrics")}
     return tell(shown, 200, {"ETag": etag(body["version"])})
 
 
@@ -130,7 +163,9 @@ def change_run(run: RunId, asked: shapes.RunChange, request: Request, service: H
 
     def change(connection: sa.Connection) -> None:
         moved = connection.execute(
-            sa.update(t.run).where(t.run.c.pk == found.pk, t.run.c.version == found.version).values(version=t.run.c.version + 1, **given)
+            sa.update(t.run)
+            .where(t.run.c.pk == found.pk, t.run.c.version == found.version)
+            .values(version=t.run.c.version + 1, **given)
         )
         if not moved.rowcount:
             raise Problem("stale-version", "it has changed since; read it again")
@@ -151,7 +186,11 @@ def delete_run(run: RunId, request: Request, service: Here, who: CanWrite) -> Re
         raise Problem("conflict", f"the run is {found.state}: cancel it first")
 
     def hide(connection: sa.Connection) -> None:
-        connection.execute(sa.update(t.run).where(t.run.c.pk == found.pk).values(deleted_at=leases.now(connection), version=t.run.c.version + 1))
+        connection.execute(
+            sa.update(t.run)
+            .where(t.run.c.pk == found.pk)
+            .values(deleted_at=leases.now(connection), version=t.run.c.version + 1)
+        )
         events.add(connection, found.pk, "deleted", {"by": who.name}, at=leases.now(connection))
 
     service.writer.call(hide)
@@ -179,7 +218,10 @@ def _command(kind: str, run: RunId, request: Request, service: Here, who: Any) -
     return once(request, who, ask)
 
 
-_ASKED = {**responses("conflict", "in-flight", "key-reused"), 202: {"model": shapes.Run, "description": "It was asked of the process that trains"}}
+_ASKED = {
+    **responses("conflict", "in-flight", "key-reused"),
+    202: {"model": shapes.Run, "description": "It was asked of the process that trains"},
+}
 
 
 @router.post("/runs/{run}:cancel", response_model=shapes.Run, summary="Stop for good", responses=_ASKED)
@@ -187,17 +229,26 @@ def cancel_run(run: RunId, request: Request, service: Here, who: CanLaunch) -> R
     return _command("cancel", run, request, service, who)
 
 
-@router.post("/runs/{run}:pause", response_model=shapes.Run, summary="Stop at a checkpoint, to be resumed", responses=_ASKED)
+@router.post(
+    "/runs/{run}:pause", response_model=shapes.Run, summary="Stop at a checkpoint, to be resumed", responses=_ASKED
+)
 def pause_run(run: RunId, request: Request, service: Here, who: CanLaunch) -> Response:
     return _command("pause", run, request, service, who)
 
 
-@router.post("/runs/{run}:resume", response_model=shapes.Run, summary="Go on from the newest checkpoint", responses=_ASKED)
+@router.post(
+    "/runs/{run}:resume", response_model=shapes.Run, summary="Go on from the newest checkpoint", responses=_ASKED
+)
 def resume_run(run: RunId, request: Request, service: Here, who: CanLaunch) -> Response:
     return _command("resume", run, request, service, who)
 
 
-@router.post("/runs/{run}:checkpoint", response_model=shapes.Run, summary="Make a checkpoint at the end of this step", responses=_ASKED)
+@router.post(
+    "/runs/{run}:checkpoint",
+    response_model=shapes.Run,
+    summary="Make a checkpoint at the end of this step",
+    responses=_ASKED,
+)
 def checkpoint_run(run: RunId, request: Request, service: Here, who: CanLaunch) -> Response:
     return _command("checkpoint", run, request, service, who)
 
@@ -206,4 +257,11 @@ def checkpoint_run(run: RunId, request: Request, service: Here, who: CanLaunch) 
 def list_commands(run: RunId, service: Here, who: CanRead) -> Response:
     found = run_named(service, run)
     made = service.store.read(lambda connection: leases.commands(connection, found.pk))
-    return tell({"commands": [{"id": c.pk, "kind": c.kind, "at": c.at, "by": c.by, "acked_at": c.acked_at, "result": c.result} for c in made]})
+    return tell(
+        {
+            "commands": [
+                {"id": c.pk, "kind": c.kind, "at": c.at, "by": c.by, "acked_at": c.acked_at, "result": c.result}
+                for c in made
+            ]
+        }
+    )

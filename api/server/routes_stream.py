@@ -88,7 +88,11 @@ def since(connection: sa.Connection, run_pk: int, mark: Mark) -> list[Message]:
         query = (
             sa.select(p.segment, p.step, k.name, p.value)
             .join(t.metric_key, k.pk == p.key_pk)
-            .where(p.run_pk == run_pk, p.key_pk.in_(keys), sa.tuple_(p.segment, p.step) > sa.tuple_(sa.literal(mark.segment), sa.literal(mark.step)))
+            .where(
+                p.run_pk == run_pk,
+                p.key_pk.in_(keys),
+                sa.tuple_(p.segment, p.step) > sa.tuple_(sa.literal(mark.segment), sa.literal(mark.step)),
+            )
             .order_by(p.segment, p.step, k.name)
         )
         steps: dict[tuple[int, int], dict[str, Any]] = {}
@@ -149,11 +153,18 @@ class Hub:
             state = await asyncio.to_thread(lambda: store.run(run).state)
             if mark is None:
                 yield Message("state", {"to": state}, begun).encode()
-            elif mark.seq > here.seq or here.seq - mark.seq > BACKLOG or (mark.segment >= 0 and here.step - mark.step > BACKLOG):
+            elif (
+                mark.seq > here.seq
+                or here.seq - mark.seq > BACKLOG
+                or (mark.segment >= 0 and here.step - mark.step > BACKLOG)
+            ):
                 yield Message("resync", {"why": "too much was missed", "state": state}, begun).encode()
             else:
                 for message in await asyncio.to_thread(store.read, lambda c: since(c, run_pk, mark)):
-                    if not (message.mark.seq > begun.seq or (message.mark.segment, message.mark.step) > (begun.segment, begun.step)):
+                    if not (
+                        message.mark.seq > begun.seq
+                        or (message.mark.segment, message.mark.step) > (begun.segment, begun.step)
+                    ):
                         yield message.encode()
             if state in ENDED and (mark is None or here == begun):
                 yield Message("end", {"state": state}, begun).encode()
@@ -224,8 +235,16 @@ async def stream(run: RunId, request: Request, service: Here) -> Response:
     given = request.headers.get("last-event-id")
     mark = None if given is None else read_mark(given)
     if given is not None and mark is None:
-        raise Problem("bad-request", "Last-Event-ID is not an id of this stream", errors=[{"pointer": "Last-Event-ID", "code": "bad-request", "message": "not an id"}])
+        raise Problem(
+            "bad-request",
+            "Last-Event-ID is not an id of this stream",
+            errors=[{"pointer": "Last-Event-ID", "code": "bad-request", "message": "not an id"}],
+        )
     hub: Hub = request.app.state.hub
     if hub.count() >= CLIENTS:
         raise Problem("too-many-requests", f"{CLIENTS} clients watch already", headers={"Retry-After": "5"})
-    return StreamingResponse(hub.watch(run, found.pk, mark), media_type="text/event-stream", headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"})
+    return StreamingResponse(
+        hub.watch(run, found.pk, mark),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"},
+    )

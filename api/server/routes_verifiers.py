@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 
-from jurat.api.server import pages, shapes, verdicts
+from jurat.api.server import pages, shapes
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import PageSize, PageToken
 from jurat.api.server.service import CanRead, CanVouch, Here, denied, etag, principal_of, refuse_stale, unchanged
@@ -18,7 +18,22 @@ from jurat.platform.provenance import versions
 router = APIRouter(tags=["verifiers"])
 
 _V, _R, _N = t.verifier_version.c, t.verifier_release.c, t.verifier.c
-_TOLD = ("digest", "version", "code", "config", "deps", "weights", "abi", "args", "deterministic", "status", "status_reason", "status_at", "status_by", "created")
+_TOLD = (
+    "digest",
+    "version",
+    "code",
+    "config",
+    "deps",
+    "weights",
+    "abi",
+    "args",
+    "deterministic",
+    "status",
+    "status_reason",
+    "status_at",
+    "status_by",
+    "created",
+)
 
 
 @router.get("/verifiers", summary="Registered verifiers, by name", responses=responses("bad-page-token"))
@@ -35,8 +50,15 @@ def list_verifiers(service: Here, who: CanRead, page_size: PageSize = 50, page_t
 
 @router.get("/verifiers/{name}/versions", summary="Versions of a verifier, newest first", responses=responses())
 def list_versions(name: str, service: Here, who: CanRead) -> Response:
-    joined = t.verifier_version.join(t.verifier_release, _R.version_digest == _V.digest).join(t.verifier, _N.pk == _R.verifier_pk)
-    query = sa.select(_R.ordinal, *(_V[column] for column in _TOLD)).select_from(joined).where(_N.name == name).order_by(_R.ordinal.desc())
+    joined = t.verifier_version.join(t.verifier_release, _R.version_digest == _V.digest).join(
+        t.verifier, _N.pk == _R.verifier_pk
+    )
+    query = (
+        sa.select(_R.ordinal, *(_V[column] for column in _TOLD))
+        .select_from(joined)
+        .where(_N.name == name)
+        .order_by(_R.ordinal.desc())
+    )
     rows = service.store.read(lambda c: [dict(row) for row in c.execute(query).mappings()])
     if not rows:
         raise Problem("not-found", "no verifier of that name is registered")
@@ -48,7 +70,10 @@ def _version(connection: sa.Connection, digest: str) -> dict[str, Any]:
     if row is None:
         raise Problem("not-found", "no version of that digest is registered")
     names = connection.execute(
-        sa.select(_N.name, _R.ordinal).join(t.verifier_release, _R.verifier_pk == _N.pk).where(_R.version_digest == digest).order_by(_N.name)
+        sa.select(_N.name, _R.ordinal)
+        .join(t.verifier_release, _R.verifier_pk == _N.pk)
+        .where(_R.version_digest == digest)
+        .order_by(_N.name)
     )
     return {**row, "names": [{"name": found.name, "ordinal": found.ordinal} for found in names]}
 
@@ -87,13 +112,22 @@ def get_spec(digest: str, service: Here, who: CanRead) -> Response:
         if row is None:
             raise Problem("not-found", "no reward spec of that digest is registered")
         m = t.reward_member.c
-        members = connection.execute(sa.select(t.reward_member).where(m.reward_digest == digest).order_by(m.position)).mappings()
-        return {**row, "members": [{key: value for key, value in member.items() if key != "reward_digest"} for member in members]}
+        members = connection.execute(
+            sa.select(t.reward_member).where(m.reward_digest == digest).order_by(m.position)
+        ).mappings()
+        return {
+            **row,
+            "members": [{key: value for key, value in member.items() if key != "reward_digest"} for member in members],
+        }
 
     return tell(service.store.read(read))
 
 
-@router.post("/verify", summary="Judge completions by a registered version", responses=responses("quarantined-verifier", "reward-drift", "too-large"))
+@router.post(
+    "/verify",
+    summary="Judge completions by a registered version",
+    responses=responses("quarantined-verifier", "reward-drift", "too-large"),
+)
 def verify(asked: shapes.Verify, request: Request, service: Here) -> Response:
     """Refused where the verifier that is installed here is not that version. At most 256 at once."""
     who = principal_of(request)

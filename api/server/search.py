@@ -48,7 +48,9 @@ def one(store: Store, run: str, *, recipe: bool = False, metrics: Sequence[str] 
     made["tags"] = store.read(lambda connection: find.labels(connection, found.pk, "tag"))
     if metrics:
         columns = None if "*" in metrics else metrics
-        made["metrics"] = values(store.read(lambda connection: find.metrics.latest(connection, [found.pk], columns))[found.pk])
+        made["metrics"] = values(
+            store.read(lambda connection: find.metrics.latest(connection, [found.pk], columns))[found.pk]
+        )
     return made
 
 
@@ -88,7 +90,11 @@ def search(
                       errors=[{"pointer": error.where[:80], "code": "bad-filter", "message": error.what}]) from None  # fmt: skip
     runs = []
     for run in found.runs:
-        made = {name: value for name, value in told(run, recipe="recipe" in fields).items() if name in fields or name == "id"}
+        made = {
+            name: value
+            for name, value in told(run, recipe="recipe" in fields).items()
+            if name in fields or name == "id"
+        }
         made |= {"tags": tags[run.pk]} if "tags" in fields else {}
         made |= {"metrics": values(found.metrics.get(run.pk, {}))} if metrics else {}
         runs.append(made)
@@ -120,7 +126,9 @@ def _value(field: str, value: filters.Value, term: filters.Term, text: str) -> s
             raise filters.fault(text, term.value_at, filters.NO_TIME) from None
     number = field in find.NUMBERS or field.startswith("metrics.")
     if number and (isinstance(value, (str, bool)) or term.op in (":", "LIKE")):
-        raise filters.fault(text, term.value_at, "expected a number" if term.op not in (":", "LIKE") else f"{term.op} compares texts")
+        raise filters.fault(
+            text, term.value_at, "expected a number" if term.op not in (":", "LIKE") else f"{term.op} compares texts"
+        )
     return value
 
 
@@ -134,7 +142,9 @@ def _field(path: tuple[str, ...], text: str, at: int, kind: str, parameter: str)
     if name in find.FIELDS or (len(path) > 1 and name.startswith(find.PREFIXES)):
         return name
     known = [*find.FIELDS, *ALIASES, *(f"{prefix}NAME" for prefix in find.PREFIXES)]
-    raise filters.fault(text, at, f"there is no field of that name.{nearest(name, known)} Fields: {', '.join(known)}", kind, parameter)
+    raise filters.fault(
+        text, at, f"there is no field of that name.{nearest(name, known)} Fields: {', '.join(known)}", kind, parameter
+    )
 
 
 def _order(text: str) -> find.Order:

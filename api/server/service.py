@@ -150,7 +150,9 @@ def principal_of(request: Request) -> Principal:
         if found is None:
             if shown:
                 service.failures.failed(address)
-                service.audit("unknown", f"{request.method} {request.url.path}", address, state["request_id"], "unauthenticated")
+                service.audit(
+                    "unknown", f"{request.method} {request.url.path}", address, state["request_id"], "unauthenticated"
+                )
             raise Problem("unauthenticated", "send Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"})
         service.failures.passed(address)
     state["principal"] = found or LOCAL
@@ -208,7 +210,9 @@ def once(request: Request, who: Principal, do: Callable[[], Response]) -> Respon
                       errors=[{"pointer": "Idempotency-Key", "code": "invalid", "message": "too long, or not printable"}])  # fmt: skip
     service = of(request)
     route, sha256 = f"{request.method} {request.url.path}", hashlib.sha256(request.scope["state"]["body"]).hexdigest()
-    seen = service.writer.call(lambda connection: access.begin_request(connection, who.name, key, route=route, body_sha256=sha256))
+    seen = service.writer.call(
+        lambda connection: access.begin_request(connection, who.name, key, route=route, body_sha256=sha256)
+    )
     if seen is not None:
         if (seen.route, seen.body_sha256) != (route, sha256):
             raise Problem("key-reused", "this Idempotency-Key was used for another request",
@@ -220,7 +224,9 @@ def once(request: Request, who: Principal, do: Callable[[], Response]) -> Respon
         made = do()
         kept = {name: value for name, value in made.headers.items() if name.lower() not in ("content-length", "date")}
         service.writer.call(
-            lambda connection: access.answer_request(connection, who.name, key, status=made.status_code, headers=kept, body=bytes(made.body))
+            lambda connection: access.answer_request(
+                connection, who.name, key, status=made.status_code, headers=kept, body=bytes(made.body)
+            )
         )
     except BaseException:
         service.writer.call(lambda connection: access.drop_request(connection, who.name, key))
@@ -253,7 +259,9 @@ def unchanged(request: Request, version: int) -> bool:
     return "*" in tags or etag(version) in tags
 
 
-def masked(body: Mapping[str, Any], fields: str | None, *, default: frozenset[str], known: frozenset[str]) -> dict[str, Any]:
+def masked(
+    body: Mapping[str, Any], fields: str | None, *, default: frozenset[str], known: frozenset[str]
+) -> dict[str, Any]:
     """The fields that were asked for; ``id`` always. Raises Problem for one there is not."""
     wanted = default if fields is None else frozenset(each.strip() for each in fields.split(",") if each.strip())
     if unknown := sorted(wanted - known):

@@ -27,12 +27,16 @@ def run(settings: Settings, note: Callable[[str], None]) -> None:
         try:
             leaving.enter_context(exclusive(folder))
         except FencedOut as error:
-            raise FencedOut(f"another service holds this home folder: {error.what}", where=str(settings.home), fix="stop it first") from None
+            raise FencedOut(
+                f"another service holds this home folder: {error.what}", where=str(settings.home), fix="stop it first"
+            ) from None
         service = leaving.enter_context(closing(Service.start(settings)))
         listening = leaving.enter_context(closing(_socket(settings)))
         if settings.slots:
             limits = Limits(lease=settings.lease_seconds)
-            service.launcher = Launcher(service.store, LocalExecutor(), slots=settings.slots, limits=limits, service=settings.url)
+            service.launcher = Launcher(
+                service.store, LocalExecutor(), slots=settings.slots, limits=limits, service=settings.url
+            )
             service.launcher.start()
         database = service.store.engine.url.render_as_string(hide_password=True)
         (folder / "url.json").write_text(json.dumps({"url": settings.url, "database": database}), "utf-8")
@@ -59,5 +63,9 @@ def _socket(settings: Settings) -> socket.socket:
         made.bind((settings.host.strip("[]"), settings.port))
     except OSError as error:
         made.close()
-        raise ConfigError(f"cannot listen: {error.strerror}", where=f"{settings.host}:{settings.port}", fix="choose another with --host and --port") from None
+        raise ConfigError(
+            f"cannot listen: {error.strerror}",
+            where=f"{settings.host}:{settings.port}",
+            fix="choose another with --host and --port",
+        ) from None
     return made

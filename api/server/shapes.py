@@ -105,7 +105,11 @@ class NewRun(Shape):
 
     model_config = ConfigDict(
         extra="forbid",
-        json_schema_extra={"examples": [{"recipe": "tiny", "config": {"steps": 20, "seed": 7}, "project": "math", "tags": {"owner": "ada"}}]},
+        json_schema_extra={
+            "examples": [
+                {"recipe": "tiny", "config": {"steps": 20, "seed": 7}, "project": "math", "tags": {"owner": "ada"}}
+            ]
+        },
     )
 
     recipe: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
@@ -114,7 +118,9 @@ class NewRun(Shape):
     project: Annotated[str, StringConstraints(max_length=64)] = ""
     tags: dict[Key, Annotated[str, StringConstraints(max_length=500)]] = Field({}, max_length=64)
     reward_spec: Digest | None = Field(None, description="Refused if the recipe's reward is not this one.")
-    verifiers: dict[Key, Digest] = Field({}, max_length=64, description="Member of the reward -> registered version it must be.")
+    verifiers: dict[Key, Digest] = Field(
+        {}, max_length=64, description="Member of the reward -> registered version it must be."
+    )
     priority: int = Field(0, ge=-1000, le=1000)
     max_restarts: int = Field(0, ge=0, le=100)
     max_runtime: float | None = Field(None, gt=0, le=1e8, description="Seconds.")
@@ -123,7 +129,9 @@ class NewRun(Shape):
 class RunChange(Shape):
     """What a person may change of a run. A tag set to null is removed."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tags": {"good": "yes", "owner": None}}]})
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"tags": {"good": "yes", "owner": None}}]}
+    )
 
     project: Annotated[str, StringConstraints(max_length=64)] | None = None
     tags: dict[Key, Annotated[str, StringConstraints(max_length=500)] | None] | None = Field(None, max_length=64)
@@ -132,7 +140,20 @@ class RunChange(Shape):
 
 
 class Command(BaseModel):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"id": 3, "kind": "cancel", "at": 1_796_000_002_000_000, "by": "local", "acked_at": None, "result": None}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": 3,
+                    "kind": "cancel",
+                    "at": 1_796_000_002_000_000,
+                    "by": "local",
+                    "acked_at": None,
+                    "result": None,
+                }
+            ]
+        }
+    )
 
     id: int
     kind: Literal["pause", "resume", "cancel", "checkpoint"]
@@ -153,7 +174,11 @@ class MetricBatch(Shape):
 
     model_config = ConfigDict(
         extra="forbid",
-        json_schema_extra={"examples": [{"rows": [{"name": "reward/mean", "step": 0, "value": 0.25}, {"name": "kl", "step": 0, "value": "NaN"}]}]},
+        json_schema_extra={
+            "examples": [
+                {"rows": [{"name": "reward/mean", "step": 0, "value": 0.25}, {"name": "kl", "step": 0, "value": "NaN"}]}
+            ]
+        },
     )
 
     rows: list[MetricRow] | None = None
@@ -168,7 +193,22 @@ class Facts(Shape):
 
     model_config = ConfigDict(
         extra="forbid",
-        json_schema_extra={"examples": [{"ops": [{"op": "metric", "segment": 0, "step": 3, "at": 1_796_000_003_000_000, "name": "kl", "value": 0.01}]}]},
+        json_schema_extra={
+            "examples": [
+                {
+                    "ops": [
+                        {
+                            "op": "metric",
+                            "segment": 0,
+                            "step": 3,
+                            "at": 1_796_000_003_000_000,
+                            "name": "kl",
+                            "value": 0.01,
+                        }
+                    ]
+                }
+            ]
+        },
     )
 
     ops: list[dict[str, Any]] = Field(max_length=100_000)
@@ -179,7 +219,11 @@ class Verify(Shape):
 
     model_config = ConfigDict(
         extra="forbid",
-        json_schema_extra={"examples": [{"verifier": "sha256:" + "9f" * 32, "items": [{"gold": "1/2", "completion": "So it is \\boxed{0.5}."}]}]},
+        json_schema_extra={
+            "examples": [
+                {"verifier": "sha256:" + "9f" * 32, "items": [{"gold": "1/2", "completion": "So it is \\boxed{0.5}."}]}
+            ]
+        },
     )
 
     class Item(Shape):
@@ -192,7 +236,9 @@ class Verify(Shape):
 
 
 class NewKey(Shape):
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"name": "ci", "scopes": ["runs:read"], "seconds": 86400}]})
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"name": "ci", "scopes": ["runs:read"], "seconds": 86400}]}
+    )
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
     scopes: list[str] = Field(min_length=1, max_length=10)
@@ -200,7 +246,10 @@ class NewKey(Shape):
 
 
 class StatusChange(Shape):
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"status": "quarantined", "reason": "accepts an empty \\boxed{}"}]})
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"status": "quarantined", "reason": "accepts an empty \\boxed{}"}]},
+    )
 
     status: Literal["active", "deprecated", "quarantined"]
     reason: Annotated[str, StringConstraints(max_length=1000)] = ""

@@ -34,9 +34,15 @@ class Judges:
         name, args = version_of(store, digest)
         judge, found, lock = self._judge(name, args)
         if found != digest:
-            raise Problem("reward-drift", f"{name} is installed here as version {found[:19]}..., not as the one that was asked for")
+            raise Problem(
+                "reward-drift",
+                f"{name} is installed here as version {found[:19]}..., not as the one that was asked for",
+            )
         with lock:
-            made = [judge.verdict(problem_of(gold, prompt=prompt, verifier=name), completion) for gold, completion, prompt in items]
+            made = [
+                judge.verdict(problem_of(gold, prompt=prompt, verifier=name), completion)
+                for gold, completion, prompt in items
+            ]
         return [told(verdict) for verdict in made]
 
     def _judge(self, name: str, args: Mapping[str, Any]) -> tuple[Any, str, threading.Lock]:
@@ -74,7 +80,11 @@ def version_of(store: Store, digest: str) -> tuple[str, dict[str, Any]]:
     v, r, n = t.verifier_version.c, t.verifier_release.c, t.verifier.c
     query = (
         sa.select(n.name, v.args, v.status, v.status_reason)
-        .select_from(t.verifier_version.join(t.verifier_release, r.version_digest == v.digest).join(t.verifier, n.pk == r.verifier_pk))
+        .select_from(
+            t.verifier_version.join(t.verifier_release, r.version_digest == v.digest).join(
+                t.verifier, n.pk == r.verifier_pk
+            )
+        )
         .where(v.digest == digest)
         .order_by(n.name)
     )
@@ -82,7 +92,10 @@ def version_of(store: Store, digest: str) -> tuple[str, dict[str, Any]]:
     if row is None:
         raise Problem("not-found", "no version of that digest is registered")
     if row.status == "quarantined":
-        raise Problem("quarantined-verifier", f"{row.name} of that digest was quarantined: {row.status_reason or 'no reason given'}")
+        raise Problem(
+            "quarantined-verifier",
+            f"{row.name} of that digest was quarantined: {row.status_reason or 'no reason given'}",
+        )
     return row.name, dict(row.args or {})
 
 

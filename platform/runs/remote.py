@@ -41,7 +41,9 @@ class ServiceFacts:
         if status == 200:
             return
         if status == 409:
-            raise FencedOut(f"run {self._run} was taken over: {said}", where=self._run, fix="nothing: its record goes on elsewhere")
+            raise FencedOut(
+                f"run {self._run} was taken over: {said}", where=self._run, fix="nothing: its record goes on elsewhere"
+            )
         if status in (400, 413, 422):
             raise ValueError(said)
         raise OSError(f"the service answered {status}: {said}")
@@ -81,7 +83,9 @@ def facts_through(store: Store, lease: Lease) -> Facts | None:
             return None
         try:
             token = store.write(
-                lambda c: access.make_key(c, f"run {lease.run}", [], seconds=TOKEN_SECONDS, run_id=lease.run, epoch=lease.epoch)
+                lambda c: access.make_key(
+                    c, f"run {lease.run}", [], seconds=TOKEN_SECONDS, run_id=lease.run, epoch=lease.epoch
+                )
             )[1]
         except JuratError:
             return None

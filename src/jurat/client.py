@@ -1,9 +1,9 @@
 """The service from Python: ``jurat.client.Client``. The standard library is all it needs.
 
-    client = Client("http://127.0.0.1:8642")
-    run = client.create_run("tiny", {"steps": 20})
-    for message in client.stream(run["id"]):
-        print(message.kind, message.data)
+client = Client("http://127.0.0.1:8642")
+run = client.create_run("tiny", {"steps": 20})
+for message in client.stream(run["id"]):
+    print(message.kind, message.data)
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Client:
         """``tries``: of a request that may be sent again without being done twice."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            raise ConfigError(f"not the address of a service: {url!r:.80}", where="Client", fix="as in http://127.0.0.1:8642")
+            raise ConfigError(
+                f"not the address of a service: {url!r:.80}", where="Client", fix="as in http://127.0.0.1:8642"
+            )
         self.url, self._key, self._timeout, self._tries = url.rstrip("/"), key, timeout, tries
         self._scheme, self._netloc, self._path = parts.scheme, parts.netloc, parts.path.rstrip("/")
         self._connection: http.client.HTTPConnection | None = None
@@ -81,18 +83,36 @@ class Client:
 
     # ---- runs ----
 
-    def create_run(self, recipe: str, config: Mapping[str, Any] | None = None, *, once: str | None = None, **more: Any) -> Json:
+    def create_run(
+        self, recipe: str, config: Mapping[str, Any] | None = None, *, once: str | None = None, **more: Any
+    ) -> Json:
         """Launch a run; ``more``: id, project, tags, reward_spec, verifiers, priority, max_restarts, max_runtime. ``once``: an
         idempotency key; one is made for the tries of this call."""
         body = {"recipe": recipe, "config": dict(config or {}), **more}
         return self._json("POST", "/runs", body, headers={"Idempotency-Key": once or secrets.token_hex(16)})
 
     def run(self, run: str, *, fields: Sequence[str] = (), metrics: Sequence[str] = ()) -> Json:
-        return self._json("GET", f"/runs/{_part(run)}", query={"fields": ",".join(fields), "metrics": ",".join(metrics)})
+        return self._json(
+            "GET", f"/runs/{_part(run)}", query={"fields": ",".join(fields), "metrics": ",".join(metrics)}
+        )
 
-    def runs(self, filter: str = "", *, order_by: str = "", fields: Sequence[str] = (), metrics: Sequence[str] = (), page_size: int = 50) -> Iterator[Json]:
+    def runs(
+        self,
+        filter: str = "",
+        *,
+        order_by: str = "",
+        fields: Sequence[str] = (),
+        metrics: Sequence[str] = (),
+        page_size: int = 50,
+    ) -> Iterator[Json]:
         """All of them, page by page as they are read."""
-        query = {"filter": filter, "order_by": order_by, "fields": ",".join(fields), "metrics": ",".join(metrics), "page_size": page_size}
+        query = {
+            "filter": filter,
+            "order_by": order_by,
+            "fields": ",".join(fields),
+            "metrics": ",".join(metrics),
+            "page_size": page_size,
+        }
         return self._pages("/runs", "runs", query)
 
     def change_run(self, run: str, version: int, **changes: Any) -> Json:
@@ -105,7 +125,13 @@ class Client:
     def command(self, run: str, kind: Literal["pause", "resume", "cancel", "checkpoint"]) -> Json:
         return self._json("POST", f"/runs/{_part(run)}:{kind}", headers={"Idempotency-Key": secrets.token_hex(16)})
 
-    def wait(self, run: str, *, until: Sequence[str] = ("finished", "failed", "cancelled", "interrupted", "paused"), seconds: float = 600.0) -> Json:
+    def wait(
+        self,
+        run: str,
+        *,
+        until: Sequence[str] = ("finished", "failed", "cancelled", "interrupted", "paused"),
+        seconds: float = 600.0,
+    ) -> Json:
         """The run once it is in one of these states. Raises TimeoutError."""
         end = time.monotonic() + seconds
         while (found := self.run(run))["state"] not in until:
@@ -160,7 +186,11 @@ class Client:
 
     def log_rows(self, run: str, rows: Sequence[tuple[str, int, float]]) -> int:
         """(name, step, value) of each; at most 10,000."""
-        body = {"names": [n for n, _, _ in rows], "steps": [s for _, s, _ in rows], "values": [_number(v) for _, _, v in rows]}
+        body = {
+            "names": [n for n, _, _ in rows],
+            "steps": [s for _, s, _ in rows],
+            "values": [_number(v) for _, _, v in rows],
+        }
         return int(self._json("POST", f"/runs/{_part(run)}/metrics:batch", body, again=True)["stored"])
 
     def metrics(self, run: str, names: Sequence[str] = ()) -> Json:
@@ -183,8 +213,23 @@ class Client:
         found: list[Json] = self._json("GET", f"/runs/{_part(run)}/checkpoints")["checkpoints"]
         return found
 
-    def rollouts(self, run: str, filter: str = "", *, order_by: str = "trained", step: int | None = None, fields: Sequence[str] = (), page_size: int = 50) -> Iterator[Json]:
-        query = {"filter": filter, "order_by": order_by, "step": step, "fields": ",".join(fields), "page_size": page_size}
+    def rollouts(
+        self,
+        run: str,
+        filter: str = "",
+        *,
+        order_by: str = "trained",
+        step: int | None = None,
+        fields: Sequence[str] = (),
+        page_size: int = 50,
+    ) -> Iterator[Json]:
+        query = {
+            "filter": filter,
+            "order_by": order_by,
+            "step": step,
+            "fields": ",".join(fields),
+            "page_size": page_size,
+        }
         return self._pages(f"/runs/{_part(run)}/rollouts", "rollouts", query)
 
     def rollout(self, run: str, rollout: str) -> Json:
@@ -195,13 +240,17 @@ class Client:
 
     def verify(self, verifier: str, items: Sequence[Mapping[str, str]]) -> list[Json]:
         """The verdict of a registered version on each {gold, completion[, prompt]}."""
-        found: list[Json] = self._json("POST", "/verify", {"verifier": verifier, "items": [dict(i) for i in items]}, again=True)["verdicts"]
+        found: list[Json] = self._json(
+            "POST", "/verify", {"verifier": verifier, "items": [dict(i) for i in items]}, again=True
+        )["verdicts"]
         return found
 
     def verifiers(self) -> Iterator[Json]:
         return self._pages("/verifiers", "verifiers", {})
 
-    def set_verifier_status(self, digest: str, status: Literal["active", "deprecated", "quarantined"], reason: str = "") -> Json:
+    def set_verifier_status(
+        self, digest: str, status: Literal["active", "deprecated", "quarantined"], reason: str = ""
+    ) -> Json:
         path = f"/verifier-versions/{_part(digest)}"
         version = self._json("GET", path)["status_at"] or 0
         return self._json("PATCH", path, {"status": status, "reason": reason}, headers={"If-Match": f'"{version}"'})
@@ -209,14 +258,25 @@ class Client:
     # ---- underneath ----
 
     def request(
-        self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None, again: bool = False
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        again: bool = False,
     ) -> tuple[int, Mapping[str, str], bytes]:
         """(status, headers, body) of a request under ``/api/v1``. ``again``: doing it twice does no harm; so too with a GET or
         an Idempotency-Key."""
         asked = {name: value for name, value in (query or {}).items() if value not in (None, "")}
         target = f"{self._path}/api/v1{path}" + (f"?{urlencode(asked)}" if asked else "")
         data = None if body is None else json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-        sent = {**self._headers(), **({"Content-Type": "application/json"} if data is not None else {}), **(headers or {})}
+        sent = {
+            **self._headers(),
+            **({"Content-Type": "application/json"} if data is not None else {}),
+            **(headers or {}),
+        }
         repeatable = again or method == "GET" or "Idempotency-Key" in sent
         for attempt in range(1, self._tries + 1):
             last = attempt == self._tries or not repeatable
@@ -229,7 +289,9 @@ class Client:
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if last:
-                    raise Unreachable(f"no answer: {error}", where=self.url, fix="is the service there? jurat serve") from None
+                    raise Unreachable(
+                        f"no answer: {error}", where=self.url, fix="is the service there? jurat serve"
+                    ) from None
                 time.sleep(min(2.0, 0.05 * 2**attempt))
                 continue
             if status in _AGAIN and not last:
@@ -281,4 +343,8 @@ def _problem(status: int, body: bytes) -> Mapping[str, Any]:
         found = json.loads(body)
     except ValueError:
         found = None
-    return found if isinstance(found, dict) else {"status": status, "type": "", "title": f"HTTP {status}", "detail": f"HTTP {status}"}
+    return (
+        found
+        if isinstance(found, dict)
+        else {"status": status, "type": "", "title": f"HTTP {status}", "detail": f"HTTP {status}"}
+    )

@@ -35,7 +35,15 @@ class Served:
     def client(self, key: str | None = None) -> Client:
         return Client(self.url, key or self.key, tries=1)
 
-    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, *, raw: bytes | None = None) -> Replies:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        *,
+        raw: bytes | None = None,
+    ) -> Replies:
         """(status, headers in lower case, body as JSON where it is)."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         sent = {**({"Authorization": f"Bearer {self.key}"} if self.key else {}), **(headers or {})}
@@ -58,7 +66,9 @@ def listening(settings: Settings, *, prepare: Callable[[Service], None] = lambda
     port = sock.getsockname()[1]
     service = Service.start(settings)
     prepare(service)
-    server = uvicorn.Server(uvicorn.Config(create_app(service), log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(service), log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     while not server.started:

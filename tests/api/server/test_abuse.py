@@ -49,7 +49,13 @@ def test_no_name_is_a_path(served: Served) -> None:
         assert kind(served.ask("POST", RUNS, {"recipe": "tiny", "id": name})) == (422, "invalid"), name
         assert kind(served.ask("POST", RUNS, {"recipe": name}))[0] == 422, name
         quoted = "".join(f"%{byte:02x}" for byte in name.encode()) or "%20"
-        for path in (f"{RUNS}/{quoted}", f"{RUNS}/{quoted}/rollouts/x", f"{RUNS}/x/rollouts/{quoted}", f"/problems/{quoted}", f"/api/v1/verifiers/{quoted}/versions"):
+        for path in (
+            f"{RUNS}/{quoted}",
+            f"{RUNS}/{quoted}/rollouts/x",
+            f"{RUNS}/x/rollouts/{quoted}",
+            f"/problems/{quoted}",
+            f"/api/v1/verifiers/{quoted}/versions",
+        ):
             assert served.ask("GET", path)[0] in (400, 404), (name, path)
     assert sorted(path.name for path in served.service.settings.home.iterdir() if path.is_dir()) == ["runs"]
     assert list(served.service.store.runs_folder.iterdir()) == []
@@ -75,7 +81,9 @@ def test_no_name_is_a_path(served: Served) -> None:
 def test_a_launch_names_no_code_file_or_address(served: Served, config: dict[str, Any]) -> None:
     reply = served.ask("POST", RUNS, {"recipe": "tiny", "config": config})
     assert kind(reply) == (422, "invalid")
-    assert str(served.service.settings.home) not in json.dumps(reply[2]) and "/trainers/recipes" not in json.dumps(reply[2])
+    assert str(served.service.settings.home) not in json.dumps(reply[2]) and "/trainers/recipes" not in json.dumps(
+        reply[2]
+    )
 
 
 def test_what_else_a_launch_may_not_hold(served: Served) -> None:
@@ -101,10 +109,23 @@ def test_recipes_of_the_operator_win_and_stay_in_their_folder(tmp_path: Path) ->
 
 
 def test_hostile_texts_come_back_as_texts_and_nothing_else(served: Served) -> None:
-    payloads = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "\u2028\u2029", "\u202e\u200b\x1b[31m", "a\r\nSet-Cookie: x=y", "=cmd|' /C calc'!A0", "\x00\x07", "𝔘\ud800".encode("utf-8", "surrogatepass").decode("utf-8", "replace")]
+    payloads = [
+        "<script>alert(1)</script>",
+        '"><img src=x onerror=alert(1)>',
+        "\u2028\u2029",
+        "\u202e\u200b\x1b[31m",
+        "a\r\nSet-Cookie: x=y",
+        "=cmd|' /C calc'!A0",
+        "\x00\x07",
+        "𝔘\ud800".encode("utf-8", "surrogatepass").decode("utf-8", "replace"),
+    ]
     tags = {f"k{place}{text[:20]}": text for place, text in enumerate(payloads)}
     status, headers, run = served.ask("POST", RUNS, {"recipe": "tiny", "tags": tags})
-    assert status == 201 and headers["content-type"] == "application/json" and headers["x-content-type-options"] == "nosniff"
+    assert (
+        status == 201
+        and headers["content-type"] == "application/json"
+        and headers["x-content-type-options"] == "nosniff"
+    )
     assert "default-src 'none'" in headers["content-security-policy"] and "set-cookie" not in headers
     assert run["tags"]["k0<script>alert(1)</sc"] == payloads[0] and len(run["tags"]) == len(payloads)
     assert served.ask("GET", "/api/v1/runs/%3Cscript%3E")[1]["content-type"] == "application/problem+json"
@@ -134,7 +155,9 @@ def test_json_is_strict(served: Served, data: bytes, said: str) -> None:
 
 
 def test_json_that_is_fine_is_read() -> None:
-    assert bodies.parse('{"a":[1,-0.5,"[[[[{{{{\\"[[",null,true,9223372036854775807]}'.encode()) == {"a": [1, -0.5, '[[[[{{{{"[[', None, True, (1 << 63) - 1]}
+    assert bodies.parse('{"a":[1,-0.5,"[[[[{{{{\\"[[",null,true,9223372036854775807]}'.encode()) == {
+        "a": [1, -0.5, '[[[[{{{{"[[', None, True, (1 << 63) - 1]
+    }
     assert bodies.parse(b"[" * 32 + b"]" * 32)
 
 
@@ -148,11 +171,17 @@ def test_json_is_read_as_the_library_reads_it(value: Any) -> None:
 
 def test_bodies_are_bounded_before_they_are_read(served: Served) -> None:
     before = psutil.Process().memory_info().rss
-    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as raw:  # the answer comes though nothing of the body did
-        raw.sendall(b"POST /api/v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 31457280\r\n\r\n")
+    with socket.create_connection(
+        ("127.0.0.1", served.port), timeout=20
+    ) as raw:  # the answer comes though nothing of the body did
+        raw.sendall(
+            b"POST /api/v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 31457280\r\n\r\n"
+        )
         assert raw.recv(4096).startswith(b"HTTP/1.1 413 ")
     with socket.create_connection(("127.0.0.1", served.port), timeout=20) as raw:  # no length is given
-        raw.sendall(b"POST /api/v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+        raw.sendall(
+            b"POST /api/v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         chunk = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
         try:
             for _ in range(40):
@@ -166,9 +195,18 @@ def test_bodies_are_bounded_before_they_are_read(served: Served) -> None:
     bomb = gzip.compress(b"[" + b" " * (64 << 20) + b"]")
     assert kind(served.ask("POST", RUNS, raw=bomb, headers={"Content-Encoding": "gzip"})) == (413, "too-large")
     assert kind(served.ask("POST", RUNS, raw=b"garbage", headers={"Content-Encoding": "gzip"})) == (400, "bad-request")
-    assert kind(served.ask("POST", RUNS, raw=gzip.compress(b"{}")[:-3], headers={"Content-Encoding": "gzip"})) == (400, "bad-request")
-    assert kind(served.ask("POST", RUNS, raw=b"{}", headers={"Content-Encoding": "br"})) == (415, "unsupported-media-type")
-    assert served.ask("POST", RUNS, raw=gzip.compress(b'{"recipe":"tiny"}'), headers={"Content-Encoding": "gzip"})[0] == 201
+    assert kind(served.ask("POST", RUNS, raw=gzip.compress(b"{}")[:-3], headers={"Content-Encoding": "gzip"})) == (
+        400,
+        "bad-request",
+    )
+    assert kind(served.ask("POST", RUNS, raw=b"{}", headers={"Content-Encoding": "br"})) == (
+        415,
+        "unsupported-media-type",
+    )
+    assert (
+        served.ask("POST", RUNS, raw=gzip.compress(b'{"recipe":"tiny"}'), headers={"Content-Encoding": "gzip"})[0]
+        == 201
+    )
     assert psutil.Process().memory_info().rss - before < 100 << 20
 
 
@@ -185,8 +223,16 @@ async def test_a_slow_body_is_given_up() -> None:
 
 def test_only_json_is_read(served: Served) -> None:
     for given in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
-        assert kind(served.ask("POST", RUNS, raw=b'{"recipe":"tiny"}', headers={"Content-Type": given})) == (415, "unsupported-media-type")
-    assert served.ask("POST", RUNS, raw=b'{"recipe":"tiny"}', headers={"Content-Type": "application/json; charset=utf-8"})[0] == 201
+        assert kind(served.ask("POST", RUNS, raw=b'{"recipe":"tiny"}', headers={"Content-Type": given})) == (
+            415,
+            "unsupported-media-type",
+        )
+    assert (
+        served.ask("POST", RUNS, raw=b'{"recipe":"tiny"}', headers={"Content-Type": "application/json; charset=utf-8"})[
+            0
+        ]
+        == 201
+    )
 
 
 def test_headers_are_bounded(served: Served) -> None:
@@ -219,8 +265,19 @@ def test_other_sites_are_kept_out(served: Served, headers: dict[str, str], expec
 
 
 def test_hosts_are_read_exactly() -> None:
-    assert [guard.host_of(h) for h in ("A.b:1", "[::1]:80", "::1", "a b", "a:99999", "u@h", "")] == ["a.b", "[::1]", "", "a b", "", "", ""]
-    assert [is_loopback(h) for h in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "0.0.0.0", "::", "10.0.0.1", "localhost.evil", "")] == [True] * 4 + [False] * 5
+    assert [guard.host_of(h) for h in ("A.b:1", "[::1]:80", "::1", "a b", "a:99999", "u@h", "")] == [
+        "a.b",
+        "[::1]",
+        "",
+        "a b",
+        "",
+        "",
+        "",
+    ]
+    assert [
+        is_loopback(h)
+        for h in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "0.0.0.0", "::", "10.0.0.1", "localhost.evil", "")
+    ] == [True] * 4 + [False] * 5
 
 
 # ---- 12: keys ----------------------------------------------------------------------------------------------------
@@ -260,8 +317,24 @@ def test_bad_keys_are_answered_alike_then_made_to_wait(locked: tuple[Served, dic
     served, keys = locked
     good = keys["admin"]
     served.service.failures = guard.Failures()
-    wrong = [good[:-1] + ("A" if good[-1] != "A" else "B"), "jurat_aaaaaaaaaaaa_" + "x" * 43, keys["expired"], "x", "jurat_", good + "x", good.upper(), f"{good} "[1:], "é", "\x01"]
-    answers = [served.ask("GET", RUNS, headers={"Authorization": f"Bearer {key}".encode("latin-1", "replace").decode("latin-1")}) for key in wrong]
+    wrong = [
+        good[:-1] + ("A" if good[-1] != "A" else "B"),
+        "jurat_aaaaaaaaaaaa_" + "x" * 43,
+        keys["expired"],
+        "x",
+        "jurat_",
+        good + "x",
+        good.upper(),
+        f"{good} "[1:],
+        "é",
+        "\x01",
+    ]
+    answers = [
+        served.ask(
+            "GET", RUNS, headers={"Authorization": f"Bearer {key}".encode("latin-1", "replace").decode("latin-1")}
+        )
+        for key in wrong
+    ]
     bodies_ = [{k: v for k, v in reply[2].items() if k != "request_id"} for reply in answers]
     assert {reply[0] for reply in answers} == {401} and all(body == bodies_[0] for body in bodies_)
     assert answers[0][1]["www-authenticate"] == "Bearer"
@@ -294,7 +367,9 @@ def test_failures_wait_twice_as_long_each_time() -> None:
 def test_keys_are_made_shown_once_and_revoked_over_http(locked: tuple[Served, dict[str, str]]) -> None:
     served, keys = locked
     admin = {"Authorization": f"Bearer {keys['admin']}"}
-    status, _, made = served.ask("POST", "/api/v1/api-keys", {"name": "ci", "scopes": ["runs:read"], "seconds": 60}, admin)
+    status, _, made = served.ask(
+        "POST", "/api/v1/api-keys", {"name": "ci", "scopes": ["runs:read"], "seconds": 60}, admin
+    )
     assert status == 201 and re.fullmatch(r"jurat_[0-9a-z]{12}_[A-Za-z0-9_-]{43}", made["key"])
     mine = {"Authorization": f"Bearer {made['key']}"}
     assert served.ask("GET", RUNS, headers=mine)[0] == 200
@@ -337,11 +412,17 @@ def test_denials_are_kept_without_the_key(locked: tuple[Served, dict[str, str]])
 
     served, keys = locked
     served.service.failures = guard.Failures()
-    served.ask("GET", RUNS, headers={"Authorization": "Bearer jurat_zzzzzzzzzzzz_" + "s3cr3t" * 8, "X-Request-Id": "find-me"})
-    served.ask("POST", RUNS, {"recipe": "tiny"}, {"Authorization": f"Bearer {keys['runs:read']}", "X-Request-Id": "find-me-2"})
+    served.ask(
+        "GET", RUNS, headers={"Authorization": "Bearer jurat_zzzzzzzzzzzz_" + "s3cr3t" * 8, "X-Request-Id": "find-me"}
+    )
+    served.ask(
+        "POST", RUNS, {"recipe": "tiny"}, {"Authorization": f"Bearer {keys['runs:read']}", "X-Request-Id": "find-me-2"}
+    )
     served.service.writer.call(lambda c: None)
     rows = served.service.store.read(lambda c: [tuple(map(str, row)) for row in c.execute(sa.select(t.audit))])
-    assert any("find-me" in row and "unauthenticated" in row for row in rows) and any("find-me-2" in row and "forbidden" in row for row in rows)
+    assert any("find-me" in row and "unauthenticated" in row for row in rows) and any(
+        "find-me-2" in row and "forbidden" in row for row in rows
+    )
     assert "s3cr3t" not in str(rows)
 
 
@@ -373,7 +454,11 @@ def test_a_fault_of_ours_tells_an_id_alone(served: Served, monkeypatch: pytest.M
 
     monkeypatch.setattr(search, "search", broken)
     reply = served.ask("GET", RUNS)
-    assert kind(reply) == (500, "internal") and "SELECT" not in json.dumps(reply[2]) and "/home" not in json.dumps(reply[2])
+    assert (
+        kind(reply) == (500, "internal")
+        and "SELECT" not in json.dumps(reply[2])
+        and "/home" not in json.dumps(reply[2])
+    )
 
 
 def test_a_store_that_is_gone_is_503_without_its_address(tmp_path: Path) -> None:
@@ -394,5 +479,3 @@ def test_every_problem_has_its_page(served: Served) -> None:
     assert kind(served.ask("GET", "/docs")) == (404, "not-found")  # nothing that loads from elsewhere
     assert kind(served.ask("PUT", RUNS, {})) == (405, "method-not-allowed")
     assert kind(served.ask("GET", "/api/v1/runs/a/b/c/d")) == (404, "not-found")
-
-

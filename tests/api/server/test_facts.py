@@ -31,7 +31,9 @@ def begun(each: Served) -> Callable[[], tuple[Store, RunInfo, Lease, str]]:
     def make() -> tuple[Store, RunInfo, Lease, str]:
         store = each.service.store
         value = {"name": "t", "model": "tiny-random", "data": {"train": {"source": "generated"}}}
-        run = store.create_run(recipe=Recipe.model_validate(value), recipe_digest="", reward_digest="", meta={}, run_id="r")
+        run = store.create_run(
+            recipe=Recipe.model_validate(value), recipe_digest="", reward_digest="", meta={}, run_id="r"
+        )
         lease = store.write(lambda c: leases.take(c, run.pk, "me"))
         token = store.write(lambda c: access.make_key(c, "t", [], run_id="r", epoch=lease.epoch))[1]
         return store, store.run("r"), lease, token
@@ -40,7 +42,9 @@ def begun(each: Served) -> Callable[[], tuple[Store, RunInfo, Lease, str]]:
 
 
 def report(step: int) -> StepReport:
-    return StepReport(step=step, version=step + 1, metrics={"x": float(step), "nan": math.nan, "inf": math.inf}, updates=())
+    return StepReport(
+        step=step, version=step + 1, metrics={"x": float(step), "nan": math.nan, "inf": math.inf}, updates=()
+    )
 
 
 def test_facts_arrive_by_the_service(each: Served, begun: Any) -> None:
@@ -83,7 +87,9 @@ def test_a_service_that_is_away_costs_nothing(tmp_path: Path) -> None:
         facts._netloc = f"127.0.0.1:{served.port}"
         ledger.record_step(report(5))
         ledger.flush_now(10)
-        assert len(store.metrics(run, names=["x"])) == 6 and [e.kind for e in store.events(run)][-1] == "tracking_outage"
+        assert (
+            len(store.metrics(run, names=["x"])) == 6 and [e.kind for e in store.events(run)][-1] == "tracking_outage"
+        )
     ledger.record_step(report(6))
     ledger.close()  # it is away again, and this was the last chance: the process writes itself
     assert len(store.metrics(run, names=["x"])) == 7 and ledger.health().lost == 0
@@ -95,7 +101,16 @@ def test_what_is_no_fact_is_refused(each: Served, begun: Any) -> None:
     store, run, _, token = begun()
     store.start_segment(run, first_step=0)
     mine = {"Authorization": f"Bearer {token}"}
-    place = {"segment": 0, "step_min": 0, "step_max": 0, "rows": 1, "bytes": 1, "schema_version": 1, "at": 1, "kind": "rollout"}
+    place = {
+        "segment": 0,
+        "step_min": 0,
+        "step_max": 0,
+        "rows": 1,
+        "bytes": 1,
+        "schema_version": 1,
+        "at": 1,
+        "kind": "rollout",
+    }
     good = {"op": "part", **place, "path": "rollouts/main/a.parquet", "digest": "sha256:" + "0" * 64}
     for op in (
         {"op": "drop"}, {}, {"op": "metric"}, {"op": "metric", "segment": 5, "step": 0, "at": 1, "name": "x", "value": 1.0}, {"op": "event", "uid": []},
@@ -108,7 +123,9 @@ def test_what_is_no_fact_is_refused(each: Served, begun: Any) -> None:
         assert status == 422, (op, body)
         assert "INSERT" not in str(body) and "run_pk" not in str(body)
     assert each.ask("POST", "/api/v1/runs/r/facts", {"ops": [good]}, mine)[0] == 200
-    assert each.ask("POST", "/api/v1/runs/r/facts", {"ops": []})[0] == 403  # also where the service is open: who holds it?
+    assert (
+        each.ask("POST", "/api/v1/runs/r/facts", {"ops": []})[0] == 403
+    )  # also where the service is open: who holds it?
     assert [part.path for part in store.parts(run)] == ["rollouts/main/a.parquet"]
 
 
@@ -119,7 +136,9 @@ def test_a_process_finds_the_service_of_its_home(tmp_path: Path, monkeypatch: py
 
     with closing(Store.open(None, tmp_path)) as store:
         value = {"name": "t", "model": "tiny-random", "data": {"train": {"source": "generated"}}}
-        run = store.create_run(recipe=Recipe.model_validate(value), recipe_digest="", reward_digest="", meta={}, run_id="r")
+        run = store.create_run(
+            recipe=Recipe.model_validate(value), recipe_digest="", reward_digest="", meta={}, run_id="r"
+        )
         lease = store.write(lambda c: leases.take(c, run.pk, "me"))
         assert facts_through(store, lease) is None
         folder = tmp_path / "service"

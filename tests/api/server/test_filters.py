@@ -14,10 +14,20 @@ from jurat.api.server import filters
 from jurat.api.server.filters import And, Fields, Key, Not, Operand, Or, Term, compile_filter, parse
 from jurat.api.server.problems import Problem
 
-ROW = sa.table("row", sa.column("pk", sa.Integer), sa.column("name", sa.Text), sa.column("n", sa.Float), sa.column("at", sa.Integer))
+ROW = sa.table(
+    "row",
+    sa.column("pk", sa.Integer),
+    sa.column("name", sa.Text),
+    sa.column("n", sa.Float),
+    sa.column("at", sa.Integer),
+)
 FIELDS = Fields(
     {"name": Operand(ROW.c.name, "text"), "n": Operand(ROW.c.n, "number"), "at": Operand(ROW.c.at, "time")},
-    {"tags": lambda rest: Operand(sa.func.coalesce(ROW.c.name, sa.literal(rest[0], sa.Text)), "text") if len(rest) == 1 else None},
+    {
+        "tags": lambda rest: (
+            Operand(sa.func.coalesce(ROW.c.name, sa.literal(rest[0], sa.Text)), "text") if len(rest) == 1 else None
+        )
+    },
 )
 ROWS = [(1, "math", 0.5, 100), (2, "code", None, 200), (3, "Math_50%", -1.0, 300), (4, None, 2.5, 400)]
 
@@ -73,7 +83,9 @@ def test_the_tree() -> None:
     assert first == Term(("a", "b"), "=", (1,), 0, 6, False)
     assert isinstance(second, Not) and isinstance(second.item, Or)
     assert second.item.items[1] == Term(("d",), "IN", (1.5, True), 30, 35, False)
-    assert parse("metrics.\"reward/mean\".max > 0.5") == Term(("metrics", "reward/mean", "max"), ">", (0.5,), 0, 28, False)
+    assert parse('metrics."reward/mean".max > 0.5') == Term(
+        ("metrics", "reward/mean", "max"), ">", (0.5,), 0, 28, False
+    )
     assert parse("metrics.reward/mean > -2") == Term(("metrics", "reward/mean"), ">", (-2,), 0, 22, False)
 
 
@@ -124,7 +136,13 @@ leaves = st.tuples(fields, st.sampled_from(["=", "!=", "<", ">=", ":", " LIKE "]
     fields, st.lists(values, min_size=1, max_size=3)
 ).map(lambda t: f"{t[0]} IN [{', '.join(t[1])}]")
 trees = st.recursive(
-    leaves, lambda inner: st.one_of(inner.map("NOT {}".format), inner.map("({})".format), st.tuples(inner, st.sampled_from([" AND ", " or "]), inner).map("".join)), max_leaves=6
+    leaves,
+    lambda inner: st.one_of(
+        inner.map("NOT {}".format),
+        inner.map("({})".format),
+        st.tuples(inner, st.sampled_from([" AND ", " or "]), inner).map("".join),
+    ),
+    max_leaves=6,
 )
 
 
@@ -137,14 +155,21 @@ def shown(text: str) -> list[str]:
         return []
     if condition is None:
         return []
-    return [str(condition.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})) for dialect in (sqlite.dialect(), postgresql.dialect())]
+    return [
+        str(condition.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}))
+        for dialect in (sqlite.dialect(), postgresql.dialect())
+    ]
 
 
 @given(trees)
 @settings(max_examples=150, deadline=None)
 def test_what_a_user_writes_never_reaches_sql(text: str) -> None:
     for sql in shown(text):
-        assert MARKER not in sql and "DROP" not in sql and "'" not in sql.replace("ESCAPE '\\'", "").replace("ESCAPE '\\\\'", "")
+        assert (
+            MARKER not in sql
+            and "DROP" not in sql
+            and "'" not in sql.replace("ESCAPE '\\'", "").replace("ESCAPE '\\\\'", "")
+        )
 
 
 @given(st.text(max_size=80))
@@ -174,7 +199,9 @@ def test_pages_by_keys_are_the_whole_in_order(rows: list, down_name: bool, down_
     def page(mark: list | None, limit: int) -> list:
         query = sa.select(ROW.c.name, ROW.c.n, ROW.c.pk).order_by(*filters.ordering(keys)).limit(limit)
         query = query if mark is None else query.where(filters.after(keys, mark))
-        compiled = query.compile(dialect=sqlite.dialect(paramstyle="qmark"), compile_kwargs={"render_postcompile": True})
+        compiled = query.compile(
+            dialect=sqlite.dialect(paramstyle="qmark"), compile_kwargs={"render_postcompile": True}
+        )
         return db.execute(str(compiled), [compiled.params[k] for k in compiled.positiontup]).fetchall()
 
     seen: list = []

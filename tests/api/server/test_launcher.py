@@ -100,8 +100,15 @@ def test_how_processes_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
     bench.queue("bad")
     bench.state("bad", "failed")
     bad = bench.store.run("bad")
-    assert bad.exit_code == 1 and bad.detail == "its process ended with code 1: loss is not finite" and bad.lease_owner is None
-    assert bench.starts() == [["good", "1", bench.starts()[0][2], "jurat_", "None"], ["bad", "1", bench.starts()[1][2], "jurat_", "None"]]
+    assert (
+        bad.exit_code == 1
+        and bad.detail == "its process ended with code 1: loss is not finite"
+        and bad.lease_owner is None
+    )
+    assert bench.starts() == [
+        ["good", "1", bench.starts()[0][2], "jurat_", "None"],
+        ["bad", "1", bench.starts()[1][2], "jurat_", "None"],
+    ]
     assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
 
 
