@@ -18,7 +18,7 @@ from jurat.platform.errors import ConfigError, JuratError, install
 if TYPE_CHECKING:
     from jurat.engine.memory import Demand, Limits, Process
     from jurat.platform.recipe import Recipe
-    from jurat.platform.runs.states import Limits
+    from jurat.platform.runs.states import Limits as LeaseLimits
     from jurat.trainers.launch import Outcome
 
 PREPARED = "JURAT_ENVIRONMENT_SET"
@@ -189,7 +189,7 @@ def train(
         raise typer.Exit(130)
 
 
-def _limits() -> Limits:
+def _limits() -> LeaseLimits:
     """A launcher says how long its leases last."""
     from jurat.platform.runs.states import LIMITS, Limits
 

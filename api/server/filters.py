@@ -344,7 +344,8 @@ def _condition(operand: Operand, term: Term, text: str) -> sa.ColumnElement[bool
             raise fault(text, term.value_at, f"{term.op} compares texts")
         return sa.and_(there, _like(column, values[0], whole=term.op == "LIKE", text=text, at=term.value_at))
     compare: dict[str, Callable[[object], sa.ColumnElement[bool]]] = {
-        "=": column.__eq__, "!=": column.__ne__, "<": column.__lt__, "<=": column.__le__, ">": column.__gt__, ">=": column.__ge__,
+        "=": column.__eq__, "!=": column.__ne__, "<": column.__lt__, "<=": column.__le__, ">": column.__gt__,
+        ">=": column.__ge__,
     }  # type: ignore[dict-item]  # fmt: skip
     if kind == "flag" and term.op not in ("=", "!="):
         raise fault(text, term.value_at, "a flag is compared by = and != alone")

@@ -150,7 +150,8 @@ class Launcher:
                 )
             )[1]
             environment = {
-                "JURAT_RUN_EPOCH": str(lease.epoch), "JURAT_LEASE_SECONDS": str(self._limits.lease), "JURAT_SERVICE": self._service,
+                "JURAT_RUN_EPOCH": str(lease.epoch), "JURAT_LEASE_SECONDS": str(self._limits.lease),
+                "JURAT_SERVICE": self._service,
                 "JURAT_RUN_TOKEN": token,
             }  # fmt: skip
             words = ["--home", str(self._store.home), "train", "--resume", run.id]

@@ -163,14 +163,16 @@ def refuse_unregistered(connection: sa.Connection, asked: NewRun) -> None:
     version = t.verifier_version.c
     digests = sorted(set().union(*wanted.values()))
     found = {row.digest: row for row in connection.execute(
-        sa.select(version.digest, version.status, version.status_reason).where(version.digest.in_(digests)))}  # fmt: skip
+        sa.select(version.digest, version.status,
+        version.status_reason).where(version.digest.in_(digests)))}  # fmt: skip
     for pointer, some in wanted.items():
         for digest in sorted(some):
             if digest not in found:
                 raise _invalid(pointer, "not-registered", "no version of that digest is registered")
             if found[digest].status == "quarantined":
                 raise Problem(
-                    "quarantined-verifier", f"version {digest[:19]}... was quarantined: {found[digest].status_reason or 'no reason given'}",
+                    "quarantined-verifier",
+                    f"version {digest[:19]}... was quarantined: {found[digest].status_reason or 'no reason given'}",
                     errors=[{"pointer": pointer, "code": "quarantined", "message": "the version is quarantined"}],
                 )  # fmt: skip
 

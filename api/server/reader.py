@@ -43,12 +43,15 @@ WORKERS = 2
 
 _SHORT = [
     "rollout_id", "stage", "segment", "step", "position", "problem_id", "visit", "index", "baseline", "discarded",
-    "allocation_reason", "source", "split", "prompt_tokens", "completion_tokens", "finish", "reward", "trainable", "status",
+    "allocation_reason", "source", "split", "prompt_tokens", "completion_tokens", "finish", "reward", "trainable",
+    "status",
 ]  # fmt: skip
 """What a page shows of a rollout unless more is asked for."""
 _LONG = [
-    "text", "messages", "reference", "tokens", "loss_mask", "sampler_logprobs", "spans", "char_ends", "parts", "reward_steps",
-    "verdicts", "seconds", "columns", "problem_verifier", "problem_verifier_args", "allocation_samples", "allocation_evidence",
+    "text", "messages", "reference", "tokens", "loss_mask", "sampler_logprobs", "spans", "char_ends", "parts",
+    "reward_steps",
+    "verdicts", "seconds", "columns", "problem_verifier", "problem_verifier_args", "allocation_samples",
+    "allocation_evidence",
     "greedy_baseline",
 ]  # fmt: skip
 SHORT = frozenset({*_SHORT, "id"})
@@ -273,7 +276,8 @@ class Reader:
                 if worker.poll() is None:
                     return worker
         return subprocess.Popen(
-            [sys.executable, "-m", "jurat.api.server.reader", self._memory], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "jurat.api.server.reader", self._memory], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, bufsize=0,
         )  # fmt: skip
 
@@ -328,8 +332,10 @@ def answer(request: Mapping[str, Any], memory: str) -> dict[str, Any]:
     listed = "[" + ", ".join("'" + file.replace("'", "''") + "'" for file in files) + "]"
     connection = duckdb.connect(config={"threads": 2, "memory_limit": memory})
     try:
-        for setting in ("autoinstall_known_extensions = false", "autoload_known_extensions = false", "temp_directory = ''",
-                        f"allowed_paths = {listed}", "enable_external_access = false", "lock_configuration = true"):  # fmt: skip
+        for setting in ("autoinstall_known_extensions = false", "autoload_known_extensions = false",
+        "temp_directory = ''",
+                        f"allowed_paths = {listed}", "enable_external_access = false",
+                        "lock_configuration = true"):  # fmt: skip
             connection.execute(f"SET {setting}")
         connection.execute(_MACRO)
         connection.execute(

@@ -40,7 +40,8 @@ def _reader(service: Here) -> reader.Reader:
 
 
 @router.get("/runs/{run}/rollouts", summary="What the policy wrote, and how it was judged",
-            responses=responses("bad-filter", "bad-order", "bad-page-token", "query-too-slow", "unavailable"))  # fmt: skip
+            responses=responses("bad-filter", "bad-order", "bad-page-token", "query-too-slow",
+            "unavailable"))  # fmt: skip
 def list_rollouts(
     run: RunId,
     service: Here,
@@ -61,7 +62,8 @@ def list_rollouts(
     wanted = masked(dict.fromkeys(reader.KNOWN), fields, default=reader.SHORT, known=reader.KNOWN)
     return tell(
         reader.page(
-            found, _parts(service, found, step, first, last), service.secret, _reader(service), filter_=filter_, order_by=order_by,
+            found, _parts(service, found, step, first, last), service.secret, _reader(service), filter_=filter_,
+            order_by=order_by,
             page_size=page_size, page_token=page_token, fields=frozenset(wanted),
         )
     )  # fmt: skip

@@ -18,6 +18,7 @@ from jurat.api.server.routes_runs import PageSize, PageToken, RunId
 from jurat.api.server.service import CanRead, Here, denied, principal_of, run_named
 from jurat.api.server.shapes import number, tell
 from jurat.platform.db import tables as t
+from jurat.platform.db.clock import now
 from jurat.platform.db.writer import Busy
 from jurat.platform.errors import DataError, FencedOut
 from jurat.platform.runs import events, leases, ledger, metrics
@@ -40,7 +41,7 @@ def list_events(
     shown = [
         {"seq": e.seq, "at": e.at, "kind": e.kind, "segment": e.segment, "payload": e.payload} for e in rows[:page_size]
     ]
-    token = pages.seal(service.secret, asked, [shown[-1]["seq"]]) if len(rows) > page_size else None
+    token = pages.seal(service.secret, asked, [rows[page_size - 1].seq]) if len(rows) > page_size else None
     return tell({"events": shown, "next_page_token": token})
 
 
@@ -55,7 +56,8 @@ def list_checkpoints(run: RunId, service: Here, who: CanRead) -> Response:
     found = run_named(service, run)
     made = service.store.checkpoints(found)
     return tell({"checkpoints": [
-        {"digest": c.ref.digest, "step": c.ref.step, "stage": c.stage, "segment": c.segment, "parent": c.ref.parent or None, "at": c.at}
+        {"digest": c.ref.digest, "step": c.ref.step, "stage": c.stage, "segment": c.segment,
+        "parent": c.ref.parent or None, "at": c.at}
         for c in made
     ]})  # fmt: skip
 
@@ -104,7 +106,7 @@ async def add_metrics(run: RunId, asked: shapes.MetricBatch, request: Request, s
     def add(connection: sa.Connection) -> int:
         if who.epoch is not None:
             leases.fence(connection, found.pk, who.epoch)
-        at = leases.now(connection)
+        at = now(connection)
         segment = asked.segment if asked.segment is not None else newest_segment(connection, found.pk, at)
         names = {name for name, _, _ in points}
         metrics.insert_points(
@@ -146,7 +148,7 @@ KEYS = {
 
 def _is_fact(op: Mapping[str, Any]) -> bool:
     kind = op.get("op")
-    if not isinstance(kind, str) or KEYS.get(kind) != op.keys() - {"op"}:
+    if not isinstance(kind, str) or KEYS.get(kind, frozenset()) != frozenset(op) - {"op"}:
         return False
     if kind == "part":
         path = op["path"]
@@ -287,7 +289,8 @@ def history(
             lambda c: metrics.downsampled(c, found.pk, name, first=first, last=last, buckets=max_points)
         )
         return tell({"name": name, "buckets": [
-            {"stage": b.stage, "first_step": b.first_step, "last_step": b.last_step, "count": b.count, "mean": number(b.mean),
+            {"stage": b.stage, "first_step": b.first_step, "last_step": b.last_step, "count": b.count,
+            "mean": number(b.mean),
              "min": number(b.least), "max": number(b.most), "last": number(b.last)} for b in buckets
         ]})  # fmt: skip
     asked = f"history\x00{run}\x00{name}\x00{first}\x00{last}"

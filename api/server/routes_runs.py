@@ -25,9 +25,11 @@ from jurat.api.server.service import (
 from jurat.api.server.shapes import tell
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
+from jurat.platform.db.clock import now
 from jurat.platform.errors import ConfigError, RunFailed
 from jurat.platform.runs import events, leases
 from jurat.platform.runs import search as find
+from jurat.platform.runs.states import LEASED
 
 router = APIRouter(tags=["runs"])
 
@@ -132,7 +134,8 @@ def list_runs(
     wanted = set(masked(dict.fromkeys(search.KNOWN), fields, default=search.DEFAULT, known=search.KNOWN))
     return tell(
         search.search(
-            service.store, service.secret, filter_=filter_, order_by=order_by, page_size=page_size, page_token=page_token,
+            service.store, service.secret, filter_=filter_, order_by=order_by, page_size=page_size,
+            page_token=page_token,
             fields=frozenset(wanted), metrics=_named(metrics), count=count is not None,
         )
     )  # fmt: skip
@@ -189,9 +192,9 @@ def delete_run(run: RunId, request: Request, service: Here, who: CanWrite) -> Re
         connection.execute(
             sa.update(t.run)
             .where(t.run.c.pk == found.pk)
-            .values(deleted_at=leases.now(connection), version=t.run.c.version + 1)
+            .values(deleted_at=now(connection), version=t.run.c.version + 1)
         )
-        events.add(connection, found.pk, "deleted", {"by": who.name}, at=leases.now(connection))
+        events.add(connection, found.pk, "deleted", {"by": who.name}, at=now(connection))
 
     service.writer.call(hide)
     service.audit(who.name, "delete run", run, request.scope["state"]["request_id"], "done")
@@ -213,7 +216,7 @@ def _command(kind: str, run: RunId, request: Request, service: Here, who: Any) -
         if service.launcher is not None:
             service.launcher.wake()
         body = search.one(service.store, run)
-        return tell(body, 202 if state in leases.LEASED else 200, {"ETag": etag(body["version"])})
+        return tell(body, 202 if state in LEASED else 200, {"ETag": etag(body["version"])})
 
     return once(request, who, ask)
 

@@ -73,8 +73,10 @@ def newest(connection: sa.Connection, run_pk: int) -> Mark:
     """What is there now."""
     e = t.run_event.c
     seq = connection.execute(sa.select(sa.func.max(e.seq)).where(e.run_pk == run_pk)).scalar() or 0
-    last = connection.execute(sa.select(t.metric_latest.c.segment, t.metric_latest.c.step).where(t.metric_latest.c.run_pk == run_pk)
-                              .order_by(t.metric_latest.c.segment.desc(), t.metric_latest.c.step.desc()).limit(1)).first()  # fmt: skip
+    last = connection.execute(sa.select(t.metric_latest.c.segment,
+    t.metric_latest.c.step).where(t.metric_latest.c.run_pk == run_pk)
+                              .order_by(t.metric_latest.c.segment.desc(),
+                              t.metric_latest.c.step.desc()).limit(1)).first()  # fmt: skip
     return Mark(int(seq), *((int(last.segment), int(last.step)) if last else (-1, -1)))
 
 
@@ -221,11 +223,19 @@ class Hub:
             client.queue.put_nowait(message)
 
 
+EXAMPLE = 'id: 4-0-12\nevent: metrics\ndata: {"segment":0,"step":12,"values":{"reward/mean":0.5}}\n\n'
+TOLD = {
+    "description": "Server-sent events: state, metrics, event, resync, end",
+    "content": {"text/event-stream": {"example": EXAMPLE}},
+}
+
+
 @router.get(
-    "/runs/{run}/stream", summary="Follow a run", response_class=StreamingResponse,
-    responses={**responses("too-many-requests"), 200: {"description": "Server-sent events: state, metrics, event, resync, end",
-               "content": {"text/event-stream": {"example": 'id: 4-0-12\nevent: metrics\ndata: {"segment":0,"step":12,"values":{"reward/mean":0.5}}\n\n'}}}},
-)  # fmt: skip
+    "/runs/{run}/stream",
+    summary="Follow a run",
+    response_class=StreamingResponse,
+    responses={**responses("too-many-requests"), 200: TOLD},
+)
 async def stream(run: RunId, request: Request, service: Here) -> Response:
     """`Last-Event-ID` goes on from there. A comment every 15 s keeps the connection. The stream ends with the run."""
     who = await asyncio.to_thread(principal_of, request)

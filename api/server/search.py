@@ -15,6 +15,7 @@ from jurat.api.server import filters, pages, shapes
 from jurat.api.server.problems import Problem
 from jurat.platform.db.engine import reading
 from jurat.platform.errors import ConfigError, nearest
+from jurat.platform.runs import metrics as metrics_of
 from jurat.platform.runs import search as find
 from jurat.platform.runs.metrics import Latest
 from jurat.platform.runs.records import RunInfo
@@ -25,8 +26,10 @@ SECONDS = 5.0
 TIMES = frozenset({"created", "started", "ended", "last_step_at"})
 
 FIELDS = (
-    "id", "name", "project", "state", "detail", "version", "recipe_digest", "reward_spec", "created", "started", "ended", "desired",
-    "lease_epoch", "lease_until", "heartbeat_at", "last_step_at", "parent_run", "from_checkpoint", "priority", "restarts",
+    "id", "name", "project", "state", "detail", "version", "recipe_digest", "reward_spec", "created", "started",
+    "ended", "desired",
+    "lease_epoch", "lease_until", "heartbeat_at", "last_step_at", "parent_run", "from_checkpoint", "priority",
+    "restarts",
     "max_restarts", "exit_code",
 )  # fmt: skip
 DEFAULT = frozenset({*FIELDS, "tags", "metrics"})
@@ -49,7 +52,7 @@ def one(store: Store, run: str, *, recipe: bool = False, metrics: Sequence[str] 
     if metrics:
         columns = None if "*" in metrics else metrics
         made["metrics"] = values(
-            store.read(lambda connection: find.metrics.latest(connection, [found.pk], columns))[found.pk]
+            store.read(lambda connection: metrics_of.latest(connection, [found.pk], columns))[found.pk]
         )
     return made
 
@@ -87,7 +90,8 @@ def search(
             total = find.count(connection, where) if count else None
     except ConfigError as error:
         raise Problem("bad-order" if error.where == "order_by" else "bad-filter", f"{error.what}. {error.fix}",
-                      errors=[{"pointer": error.where[:80], "code": "bad-filter", "message": error.what}]) from None  # fmt: skip
+                      errors=[{"pointer": error.where[:80], "code": "bad-filter",
+                      "message": error.what}]) from None  # fmt: skip
     runs = []
     for run in found.runs:
         made = {

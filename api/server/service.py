@@ -100,7 +100,8 @@ class Service:
         store = Store.open(settings.database, settings.home, migrate=False)
         writer = Writer(store.engine)
         made = cls(
-            settings=settings, store=store, secret=keys.service_secret(settings.home), writer=writer, keys=Keys(store, writer),
+            settings=settings, store=store, secret=keys.service_secret(settings.home), writer=writer,
+            keys=Keys(store, writer),
             reader=Reader(), judges=Judges(settings.verifiers),
         )  # fmt: skip
         made.open = settings.open_to_all or (settings.loopback and not made.keys.any())
@@ -207,7 +208,8 @@ def once(request: Request, who: Principal, do: Callable[[], Response]) -> Respon
         return do()
     if not 0 < len(key) <= 255 or not key.isprintable():
         raise Problem("invalid", "Idempotency-Key has 1 to 255 printable characters",
-                      errors=[{"pointer": "Idempotency-Key", "code": "invalid", "message": "too long, or not printable"}])  # fmt: skip
+                      errors=[{"pointer": "Idempotency-Key", "code": "invalid",
+                      "message": "too long, or not printable"}])  # fmt: skip
     service = of(request)
     route, sha256 = f"{request.method} {request.url.path}", hashlib.sha256(request.scope["state"]["body"]).hexdigest()
     seen = service.writer.call(
@@ -216,7 +218,8 @@ def once(request: Request, who: Principal, do: Callable[[], Response]) -> Respon
     if seen is not None:
         if (seen.route, seen.body_sha256) != (route, sha256):
             raise Problem("key-reused", "this Idempotency-Key was used for another request",
-                          errors=[{"pointer": "Idempotency-Key", "code": "key-reused", "message": "take a new one"}])  # fmt: skip
+                          errors=[{"pointer": "Idempotency-Key", "code": "key-reused",
+                          "message": "take a new one"}])  # fmt: skip
         if seen.status is None:
             raise Problem("in-flight", "the first request with this key goes on", headers={"Retry-After": "1"})
         return Response(seen.body, seen.status, {**(seen.headers or {}), "Idempotent-Replayed": "true"})

@@ -41,8 +41,10 @@ def run(settings: Settings, note: Callable[[str], None]) -> None:
         database = service.store.engine.url.render_as_string(hide_password=True)
         (folder / "url.json").write_text(json.dumps({"url": settings.url, "database": database}), "utf-8")
         config = uvicorn.Config(
-            create_app(service), log_level="warning", server_header=False, date_header=False, access_log=False, ws="none", lifespan="off",
-            timeout_keep_alive=75, h11_max_incomplete_event_size=65_536, limit_concurrency=1000, timeout_graceful_shutdown=5, proxy_headers=False,
+            create_app(service), log_level="warning", server_header=False, date_header=False, access_log=False,
+            ws="none", lifespan="off",
+            timeout_keep_alive=75, h11_max_incomplete_event_size=65_536, limit_concurrency=1000,
+            timeout_graceful_shutdown=5, proxy_headers=False,
         )  # fmt: skip
         open_to = " without a key" if service.open else ""
         note(f"jurat serves {settings.home} at {settings.url}{open_to} (Ctrl-C stops it; runs go on)")

@@ -55,10 +55,11 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-RUN = {
+RUN: dict[str, Any] = {
     "id": "r-20261130-k3xp", "name": "tiny", "project": "math", "state": "running", "detail": "", "version": 4,
     "recipe_digest": "sha256:" + "4f" * 32, "reward_spec": "sha256:" + "a1" * 32, "created": 1_796_000_000_000_000,
-    "started": 1_796_000_001_000_000, "ended": None, "desired": "run", "lease_epoch": 1, "restarts": 0, "tags": {"owner": "ada"},
+    "started": 1_796_000_001_000_000, "ended": None, "desired": "run", "lease_epoch": 1, "restarts": 0,
+    "tags": {"owner": "ada"},
 }  # fmt: skip
 
 

@@ -103,8 +103,11 @@ def told(verdict: Any) -> dict[str, Any]:
     from jurat.platform.db.tables import plain
 
     return {
-        "status": verdict.status, "score": verdict.score, "fault": verdict.fault, "read": plain(verdict.read), "why": plain(verdict.why),
-        "certified": verdict.certified, "flags": plain(verdict.flags), "seconds": verdict.seconds, "evidence": plain(verdict.evidence),
+        "status": verdict.status, "score": verdict.score, "fault": verdict.fault, "read": plain(verdict.read),
+        "why": plain(verdict.why),
+        "certified": verdict.certified, "flags": plain(verdict.flags), "seconds": verdict.seconds,
+        "evidence": plain(verdict.evidence),
         "isolation": verdict.isolation,
-        "steps": [{"start": s.start, "end": s.end, "status": s.status, "score": s.score, "why": plain(s.why)} for s in verdict.steps],
+        "steps": [{"start": s.start, "end": s.end, "status": s.status, "score": s.score,
+        "why": plain(s.why)} for s in verdict.steps],
     }  # fmt: skip

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from services import Served, listening
 
 from jurat.api.server.service import Settings
+from services import Served, listening
 
 
 @pytest.fixture(scope="module")

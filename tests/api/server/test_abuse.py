@@ -15,13 +15,13 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from services import Served, listening
 
 from jurat.api.server import bodies, guard, launching
 from jurat.api.server.problems import KINDS, Problem
 from jurat.api.server.service import Settings, is_loopback
 from jurat.platform import access
 from jurat.platform.errors import ConfigError
+from services import Served, listening
 
 RUNS = "/api/v1/runs"
 
@@ -36,9 +36,12 @@ def kind(reply: tuple[int, dict[str, str], Any]) -> tuple[int, str]:
 # ---- 1: names that are paths -------------------------------------------------------------------------------------
 
 PATHS = [
-    "..", ".", "../x", "..%2f..%2fetc%2fpasswd", "%2e%2e%2f", "%252e%252e%252f", "..\\..\\x", "%5c..%5c", "/etc/passwd", "//etc", "C:\\x", "c:/x", "\\\\host\\x",
-    "file:///etc/passwd", "x%00y", "x\x00y", "x#y", "x%3fy", "x;y", "x y", "x\ny", "x\r\nSet-Cookie: a=b", "~root", "~", "-x", "--home=/", "$HOME", "`id`", "${x}", "a" * 65,
-    "a" * 300, ".hidden", "x/../y", "x/./y", "x//y", "．．／x", "‮x", "x​y", "xⅰ", "é", "latest", "", " ", "%", "%zz", "x%", "CON:", "x|y", "x*", "x?", "<x>", '"x"', "'x'", "x,y",
+    "..", ".", "../x", "..%2f..%2fetc%2fpasswd", "%2e%2e%2f", "%252e%252e%252f", "..\\..\\x", "%5c..%5c", "/etc/passwd",
+    "//etc", "C:\\x", "c:/x", "\\\\host\\x",
+    "file:///etc/passwd", "x%00y", "x\x00y", "x#y", "x%3fy", "x;y", "x y", "x\ny", "x\r\nSet-Cookie: a=b", "~root", "~",
+    "-x", "--home=/", "$HOME", "`id`", "${x}", "a" * 65,
+    "a" * 300, ".hidden", "x/../y", "x/./y", "x//y", "．．／x", "‮x", "x​y", "xⅰ", "é", "latest", "", " ", "%", "%zz",
+    "x%", "CON:", "x|y", "x*", "x?", "<x>", '"x"', "'x'", "x,y",
     "_x", "(x)", "{x}", "[x]", "x&y", "x=y", "@x", "!x",
 ]  # fmt: skip
 
@@ -67,15 +70,24 @@ def test_no_name_is_a_path(served: Served) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"verifiers": ["./rules.py"]}, {"verifiers": ["os:system"]}, {"engine": {"ray": "10.0.0.1:6379"}}, {"engine.ray": "auto"},
-        {"engine.vllm_url": "http://169.254.169.254/latest"}, {"engine": {"home": "ray"}}, {"tracking": {"database": "postgresql://evil/x"}},
-        {"tracking.database": "sqlite:////tmp/x.db"}, {"model": "/etc"}, {"model": "../../models/x"}, {"model": "owner/name"}, {"model": "~root"},
-        {"model": "smollm2"}, {"data.train.source": "/etc/passwd"}, {"data": {"train": {"source": "../secret.jsonl"}}}, {"data.train.source": "gsm8k"},
-        {"data.train.source": "http://127.0.0.1:8642/x"}, {"data.train.source": "file:///etc/passwd"}, {"data.train.source": "openai/gsm8k"},
-        {"data.train.source": "rows.jsonl"}, {"data.train.source": "generated:x;rm"}, {"reward.members": [{"use": "./x.py"}]}, {"reward.members": [{"use": "pkg.mod:f/../g"}]},
-        {"reward.members": [{"use": "math", "args": {"model": "/models/x"}}]}, {"__class__": 1}, {"stages": "__import__('os')"}, {"_target_": "os.system"},
-        {"env": {"LD_PRELOAD": "x"}}, {"PYTHONPATH": "/tmp"}, {"optim": {"lr": "!!python/object/apply:os.system [id]"}}, {"name": "x"}, {"a..b": 1}, {"": 1},
-        {"steps": {"__init__": {"__globals__": 1}}}, {"stages.0.name": "../x"}, {"stages.99999999999.steps": 1}, {"steps.x.y": 1}, {"optim": []}, {"steps": "many"}, {"nope": 1},
+        {"verifiers": ["./rules.py"]}, {"verifiers": ["os:system"]}, {"engine": {"ray": "10.0.0.1:6379"}},
+        {"engine.ray": "auto"},
+        {"engine.vllm_url": "http://169.254.169.254/latest"}, {"engine": {"home": "ray"}},
+        {"tracking": {"database": "postgresql://evil/x"}},
+        {"tracking.database": "sqlite:////tmp/x.db"}, {"model": "/etc"}, {"model": "../../models/x"},
+        {"model": "owner/name"}, {"model": "~root"},
+        {"model": "smollm2"}, {"data.train.source": "/etc/passwd"}, {"data": {"train": {"source": "../secret.jsonl"}}},
+        {"data.train.source": "gsm8k"},
+        {"data.train.source": "http://127.0.0.1:8642/x"}, {"data.train.source": "file:///etc/passwd"},
+        {"data.train.source": "openai/gsm8k"},
+        {"data.train.source": "rows.jsonl"}, {"data.train.source": "generated:x;rm"},
+        {"reward.members": [{"use": "./x.py"}]}, {"reward.members": [{"use": "pkg.mod:f/../g"}]},
+        {"reward.members": [{"use": "math", "args": {"model": "/models/x"}}]}, {"__class__": 1},
+        {"stages": "__import__('os')"}, {"_target_": "os.system"},
+        {"env": {"LD_PRELOAD": "x"}}, {"PYTHONPATH": "/tmp"}, {"optim": {"lr": "!!python/object/apply:os.system [id]"}},
+        {"name": "x"}, {"a..b": 1}, {"": 1},
+        {"steps": {"__init__": {"__globals__": 1}}}, {"stages.0.name": "../x"}, {"stages.99999999999.steps": 1},
+        {"steps.x.y": 1}, {"optim": []}, {"steps": "many"}, {"nope": 1},
     ],
 )  # fmt: skip
 def test_a_launch_names_no_code_file_or_address(served: Served, config: dict[str, Any]) -> None:
@@ -88,8 +100,10 @@ def test_a_launch_names_no_code_file_or_address(served: Served, config: dict[str
 
 def test_what_else_a_launch_may_not_hold(served: Served) -> None:
     digest = "sha256:" + "0" * 64
-    for more in ({"command": ["sh"]}, {"env": {}}, {"reward_spec": "latest"}, {"reward_spec": digest}, {"verifiers": {"math": digest}}, {"verifiers": {"math": "os:system"}},
-                 {"tags": {"": "x"}}, {"tags": {"k": "v" * 501}}, {"tags": {f"k{i}": "" for i in range(65)}}, {"max_restarts": -1}, {"max_runtime": 0}, {"priority": 10**6},
+    for more in ({"command": ["sh"]}, {"env": {}}, {"reward_spec": "latest"}, {"reward_spec": digest},
+    {"verifiers": {"math": digest}}, {"verifiers": {"math": "os:system"}},
+                 {"tags": {"": "x"}}, {"tags": {"k": "v" * 501}}, {"tags": {f"k{i}": "" for i in range(65)}},
+                 {"max_restarts": -1}, {"max_runtime": 0}, {"priority": 10**6},
                  {"recipe": 5}, {"config": []}):  # fmt: skip
         assert kind(served.ask("POST", RUNS, {"recipe": "tiny", **more})) == (422, "invalid"), more
     assert served.ask("GET", RUNS)[2]["runs"] == []
@@ -141,9 +155,12 @@ def test_hostile_texts_come_back_as_texts_and_nothing_else(served: Served) -> No
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "is empty"), (b"{", "line 1"), (b"nul", "line 1"), (b'{"a":1}x', "line 1"), (b"\xff\xfe", "not UTF-8"), (b'{"a":1,"a":2}', "'a' is there twice"),
-        (b'{"a":NaN}', 'a string, "NaN"'), (b"[Infinity]", "string"), (b"[-Infinity]", "string"), (b"[1e999]", "too large"), (b"[9223372036854775808]", "64 bits"),
-        (b"[" + b"9" * 5000 + b"]", "64 bits"), (b"[" * 33 + b"]" * 33, "32 deep"), (b'{"a":' * 40 + b"1" + b"}" * 40, "32 deep"), (b"[" * 200_000, "32 deep"),
+        (b"", "is empty"), (b"{", "line 1"), (b"nul", "line 1"), (b'{"a":1}x', "line 1"), (b"\xff\xfe", "not UTF-8"),
+        (b'{"a":1,"a":2}', "'a' is there twice"),
+        (b'{"a":NaN}', 'a string, "NaN"'), (b"[Infinity]", "string"), (b"[-Infinity]", "string"),
+        (b"[1e999]", "too large"), (b"[9223372036854775808]", "64 bits"),
+        (b"[" + b"9" * 5000 + b"]", "64 bits"), (b"[" * 33 + b"]" * 33, "32 deep"),
+        (b'{"a":' * 40 + b"1" + b"}" * 40, "32 deep"), (b"[" * 200_000, "32 deep"),
         (json.dumps({f"k{i}": 0 for i in range(10_001)}).encode(), "10000 keys"), ("\ufeff{}".encode(), "line 1"),
     ],
 )  # fmt: skip
@@ -155,13 +172,14 @@ def test_json_is_strict(served: Served, data: bytes, said: str) -> None:
 
 
 def test_json_that_is_fine_is_read() -> None:
-    assert bodies.parse('{"a":[1,-0.5,"[[[[{{{{\\"[[",null,true,9223372036854775807]}'.encode()) == {
+    assert bodies.parse(b'{"a":[1,-0.5,"[[[[{{{{\\"[[",null,true,9223372036854775807]}') == {
         "a": [1, -0.5, '[[[[{{{{"[[', None, True, (1 << 63) - 1]
     }
     assert bodies.parse(b"[" * 32 + b"]" * 32)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+@given(st.recursive(st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False,
+allow_infinity=False) | st.text(),
                     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20))  # fmt: skip
 @settings(max_examples=50, deadline=None)
 def test_json_is_read_as_the_library_reads_it(value: Any) -> None:
@@ -222,8 +240,8 @@ async def test_a_slow_body_is_given_up() -> None:
 
 
 def test_only_json_is_read(served: Served) -> None:
-    for given in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
-        assert kind(served.ask("POST", RUNS, raw=b'{"recipe":"tiny"}', headers={"Content-Type": given})) == (
+    for kind_of in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        assert kind(served.ask("POST", RUNS, raw=b'{"recipe":"tiny"}', headers={"Content-Type": kind_of})) == (
             415,
             "unsupported-media-type",
         )
@@ -246,12 +264,17 @@ def test_headers_are_bounded(served: Served) -> None:
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({"Host": "localhost:{port}"}, 200), ({"Host": "127.0.0.1:{port}"}, 200), ({"Host": "[::1]:{port}"}, 200), ({"Host": "LOCALHOST"}, 200),
-        ({"Host": "evil.example"}, 421), ({"Host": "127.0.0.1.evil.example"}, 421), ({"Host": "localhost@evil.example"}, 421), ({"Host": "evil.example#localhost"}, 421),
+        ({"Host": "localhost:{port}"}, 200), ({"Host": "127.0.0.1:{port}"}, 200), ({"Host": "[::1]:{port}"}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "evil.example"}, 421), ({"Host": "127.0.0.1.evil.example"}, 421),
+        ({"Host": "localhost@evil.example"}, 421), ({"Host": "evil.example#localhost"}, 421),
         ({"Host": "0.0.0.0"}, 421), ({"Host": "localhost:x"}, 421), ({"Host": "localhost/x"}, 421), ({"Host": ""}, 421),
-        ({"Origin": "http://127.0.0.1:{port}"}, 200), ({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403), ({"Origin": "http://127.0.0.1:1"}, 403),
-        ({"Origin": "https://127.0.0.1:{port}"}, 403), ({"Origin": "http://localhost:{port}"}, 403), ({"Sec-Fetch-Site": "cross-site"}, 403), ({"Sec-Fetch-Site": "same-site"}, 403),
-        ({"Sec-Fetch-Site": "same-origin"}, 200), ({"Sec-Fetch-Site": "none"}, 200), ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 200),
+        ({"Origin": "http://127.0.0.1:{port}"}, 200), ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403), ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Origin": "https://127.0.0.1:{port}"}, 403), ({"Origin": "http://localhost:{port}"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403), ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200), ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 200),
     ],
 )  # fmt: skip
 def test_other_sites_are_kept_out(served: Served, headers: dict[str, str], expected: int) -> None:
@@ -300,10 +323,13 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, d
 def test_each_scope_opens_its_own_doors(locked: tuple[Served, dict[str, str]]) -> None:
     served, keys = locked
     doors = [
-        ("runs:read", "GET", RUNS, None, 200), ("runs:write", "PATCH", f"{RUNS}/x", {"priority": 1}, 404), ("runs:launch", "POST", RUNS, {"recipe": "tiny"}, 201),
+        ("runs:read", "GET", RUNS, None, 200), ("runs:write", "PATCH", f"{RUNS}/x", {"priority": 1}, 404),
+        ("runs:launch", "POST", RUNS, {"recipe": "tiny"}, 201),
         ("runs:launch", "POST", f"{RUNS}/x:cancel", None, 404), ("data:read", "GET", f"{RUNS}/x/rollouts", None, 404),
-        ("verifiers:write", "PATCH", "/api/v1/verifier-versions/x", {"status": "active"}, 404), ("admin", "GET", "/api/v1/api-keys", None, 200),
-        ("runs:read", "GET", f"{RUNS}/x/metrics/y", None, 404), ("runs:write", "DELETE", f"{RUNS}/x", None, 404), ("runs:write", "POST", f"{RUNS}/x/metrics:batch", {"rows": []}, 404),
+        ("verifiers:write", "PATCH", "/api/v1/verifier-versions/x", {"status": "active"}, 404),
+        ("admin", "GET", "/api/v1/api-keys", None, 200),
+        ("runs:read", "GET", f"{RUNS}/x/metrics/y", None, 404), ("runs:write", "DELETE", f"{RUNS}/x", None, 404),
+        ("runs:write", "POST", f"{RUNS}/x/metrics:batch", {"rows": []}, 404),
     ]  # fmt: skip
     for scope, method, path, body, opened in doors:
         for holder in access.SCOPES:
@@ -397,8 +423,10 @@ def test_a_run_token_writes_to_its_run_under_its_epoch_alone(locked: tuple[Serve
     mine = {"Authorization": f"Bearer {token}"}
     rows = {"rows": [{"name": "x", "step": 0, "value": 1}]}
     assert served.ask("POST", f"{RUNS}/{ours}/metrics:batch", rows, mine)[0] == 200
-    for method, path, body in (("POST", f"{RUNS}/{other}/metrics:batch", rows), ("GET", f"{RUNS}/{ours}", None), ("GET", RUNS, None), ("PATCH", f"{RUNS}/{ours}", {}),
-                               ("POST", f"{RUNS}/{ours}:cancel", None), ("GET", f"{RUNS}/{ours}/rollouts", None), ("POST", RUNS, {"recipe": "tiny"}),
+    for method, path, body in (("POST", f"{RUNS}/{other}/metrics:batch", rows), ("GET", f"{RUNS}/{ours}", None),
+    ("GET", RUNS, None), ("PATCH", f"{RUNS}/{ours}", {}),
+                               ("POST", f"{RUNS}/{ours}:cancel", None), ("GET", f"{RUNS}/{ours}/rollouts", None),
+                               ("POST", RUNS, {"recipe": "tiny"}),
                                ("GET", f"{RUNS}/{other}/stream", None)):  # fmt: skip
         assert served.ask(method, path, body, mine)[0] == 403, (method, path)
     store.write(lambda c: leases.move(c, lease.run_pk, "lost"))

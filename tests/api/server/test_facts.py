@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import Served, listening
 
 from jurat.api.server.service import Settings
 from jurat.platform import access
@@ -22,6 +21,7 @@ from jurat.platform.runs.records import Lease, RunInfo
 from jurat.platform.runs.remote import ServiceFacts, facts_through
 from jurat.platform.runs.store import Store
 from jurat.platform.types import StepReport
+from services import Served, listening
 
 
 @pytest.fixture
@@ -113,10 +113,14 @@ def test_what_is_no_fact_is_refused(each: Served, begun: Any) -> None:
     }
     good = {"op": "part", **place, "path": "rollouts/main/a.parquet", "digest": "sha256:" + "0" * 64}
     for op in (
-        {"op": "drop"}, {}, {"op": "metric"}, {"op": "metric", "segment": 5, "step": 0, "at": 1, "name": "x", "value": 1.0}, {"op": "event", "uid": []},
-        {"op": "part", "x": 1}, {**good, "path": "../../etc/passwd"}, {**good, "path": "/etc/passwd"}, {**good, "path": "a/./b"}, {**good, "path": "a//b"},
-        {**good, "digest": "md5:1"}, {**good, "run_pk": 99, "extra; DROP TABLE run": 1}, {"op": "metric", "segment": 0, "step": 0, "at": 1, "name": "x", "value": "many"},
-        {"op": "end", "segment": 0}, {"op": 5}, {**good, "run_pk": 1}, {**good, "path": None}, {**good, "path": "a/..b"},
+        {"op": "drop"}, {}, {"op": "metric"},
+        {"op": "metric", "segment": 5, "step": 0, "at": 1, "name": "x", "value": 1.0}, {"op": "event", "uid": []},
+        {"op": "part", "x": 1}, {**good, "path": "../../etc/passwd"}, {**good, "path": "/etc/passwd"},
+        {**good, "path": "a/./b"}, {**good, "path": "a//b"},
+        {**good, "digest": "md5:1"}, {**good, "run_pk": 99, "extra; DROP TABLE run": 1},
+        {"op": "metric", "segment": 0, "step": 0, "at": 1, "name": "x", "value": "many"},
+        {"op": "end", "segment": 0}, {"op": 5}, {**good, "run_pk": 1}, {**good, "path": None},
+        {**good, "path": "a/..b"},
         {"op": "event", "uid": "u", "segment": 0, "at": 1, "kind": "k", "payload": {}, "run_pk": 1},
     ):  # fmt: skip
         status, _, body = each.ask("POST", "/api/v1/runs/r/facts", {"ops": [op]}, mine)

@@ -36,7 +36,8 @@ class Bench:
     def queue(self, name: str, **more: int) -> RunInfo:
         value = {"name": "t", "model": "tiny-random", "data": {"train": {"source": "generated"}}}
         return self.store.create_run(
-            recipe=Recipe.model_validate(value), recipe_digest="", reward_digest="", meta={}, run_id=name, state="queued", **more
+            recipe=Recipe.model_validate(value), recipe_digest="", reward_digest="", meta={}, run_id=name,
+            state="queued", **more
         )  # fmt: skip
 
     def launch(self, limits: Limits = LIMITS, slots: int = 1) -> Launcher:
@@ -215,7 +216,9 @@ def test_slots_hold_others_back(bench: Bench) -> None:
 
 def test_the_words_for_an_end() -> None:
     assert outcome("running", 0) == ("finished", "") and outcome("starting", 0)[0] == "failed"
-    assert [outcome(state, code)[0] for state, code in [("pausing", 130), ("pausing", 1), ("cancelling", 1), ("running", 130), ("running", -9), ("starting", UNKNOWN), ("running", 75)]] == [
+    assert [outcome(state, code)[0] for state,
+    code in [("pausing", 130), ("pausing", 1), ("cancelling", 1), ("running", 130), ("running", -9),
+    ("starting", UNKNOWN), ("running", 75)]] == [
         "interrupted", "failed", "interrupted", "interrupted", "lost", "lost", "failed",
     ]  # fmt: skip
 

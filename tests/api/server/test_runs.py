@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 import pytest
-from services import Served
 
 from jurat.client import Client, ServiceError
 from jurat.platform.runs import leases
+from services import Served
 
 TINY = {"recipe": "tiny", "config": {"seed": 7}}
 
@@ -128,8 +128,10 @@ def test_runs_are_found_by_filter_order_and_page(each: Served) -> None:
         "page_token=%00",
     ):
         assert each.ask("GET", f"/api/v1/runs?{query}")[2]["type"] == "/problems/bad-page-token"
-    for query, kind in (("filter=nope=1", "bad-filter"), ("filter=created='never'", "bad-filter"), ("order_by=verifier", "bad-order"), ("order_by=id,name", "bad-order"),
-                        ("fields=secret", "invalid"), ("page_size=1001", "invalid"), ("filter=metrics.x='a'", "bad-filter")):  # fmt: skip
+    for query, kind in (("filter=nope=1", "bad-filter"), ("filter=created='never'", "bad-filter"),
+    ("order_by=verifier", "bad-order"), ("order_by=id,name", "bad-order"),
+                        ("fields=secret", "invalid"), ("page_size=1001", "invalid"),
+                        ("filter=metrics.x='a'", "bad-filter")):  # fmt: skip
         assert each.ask("GET", f"/api/v1/runs?{query}")[2]["type"] == f"/problems/{kind}", query
 
 

@@ -11,7 +11,8 @@ home, run = Path(sys.argv[2]), sys.argv[5]
 behaviour = (home / "behave").read_text()
 with open(home / "starts", "a") as starts:
     starts.write(
-        f"{run} {os.environ['JURAT_RUN_EPOCH']} {os.getpid()} {os.environ['JURAT_RUN_TOKEN'][:6]} {os.environ.get('SECRET_OF_THE_SERVICE')}\n"
+        f"{run} {os.environ['JURAT_RUN_EPOCH']} {os.getpid()} {os.environ['JURAT_RUN_TOKEN'][:6]} "
+        f"{os.environ.get('SECRET_OF_THE_SERVICE')}\n"
     )
 if behaviour == "fail":
     print("loss is not finite\n  where: step 3", flush=True)
