@@ -173,7 +173,7 @@ def _create_triggers(postgres: bool) -> None:
 # ---- what is known of runs of before -----------------------------------------------------------------------------
 
 
-def _rows(query: str) -> Iterator[Mapping[str, Any]]:
+def _rows(query: str) -> Iterator[sa.RowMapping]:
     yield from op.get_bind().execute(sa.text(query)).mappings().all()
 
 

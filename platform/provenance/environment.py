@@ -53,7 +53,7 @@ def redacted(word: str) -> str:
 
 @functools.cache
 def _packages() -> Mapping[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for each in importlib.metadata.distributions():
         name = each.metadata["Name"]
         if name:

@@ -24,8 +24,8 @@ _SLOTS = 0x6A757261  # "jura": PostgreSQL's lock of those who count leases befor
 _r = t.run.c
 
 
-def run_of(row: sa.RowMapping, runs_folder: Path) -> RunInfo:
-    kept = {key: row[key] for key in RunInfo.__slots__ if key != "folder"}
+def run_of(row: sa.RowMapping | Mapping[str, Any], runs_folder: Path) -> RunInfo:
+    kept: dict[str, Any] = {key: row[key] for key in RunInfo.__slots__ if key != "folder"}
     return RunInfo(**kept, folder=runs_folder / row["id"])
 
 
@@ -79,7 +79,7 @@ def move(
     return before
 
 
-def fenced(run: str, epoch: int, row: Mapping[str, Any]) -> FencedOut:
+def fenced(run: str, epoch: int, row: sa.RowMapping) -> FencedOut:
     holder = f"{row['lease_owner']} holds it" if row["lease_owner"] else f"it is {row['state']}"
     return FencedOut(
         f"run {run} was taken over: epoch {epoch} is over, {holder} under epoch {row['lease_epoch']}",
@@ -183,7 +183,7 @@ def take(
             if row["state"] in TERMINAL
             else "jurat runs show tells what it did",
         )
-    return Lease(run=row["id"], run_pk=run_pk, epoch=values.get("lease_epoch", epoch), owner=owner, until=until)
+    return Lease(run=row["id"], run_pk=run_pk, epoch=int(values.get("lease_epoch", epoch)), owner=owner, until=until)
 
 
 def heartbeat(connection: sa.Connection, run_pk: int, epoch: int, *, limits: Limits = LIMITS) -> Beat:

@@ -117,7 +117,7 @@ def find(
     query = query.order_by(value.is_(None), ordered, _r.pk.desc() if order.descending else _r.pk.asc())
     rows = connection.execute(query.limit(limit + 1)).mappings().all()
     more, rows = len(rows) > limit, rows[:limit]
-    empty = {} if bodies else {"recipe": {}, "meta": {}}
+    empty: dict[str, Any] = {} if bodies else {"recipe": {}, "meta": {}}
     runs = tuple(run_of({**row, **empty}, runs_folder) for row in rows)
     found = metrics.latest(connection, [run.pk for run in runs], columns) if columns is None or columns else {}
     last = (rows[-1]["sorted_by"], rows[-1]["pk"]) if more else None
@@ -173,7 +173,7 @@ def compiled(connection: sa.Connection, where: Where) -> sa.ColumnElement[bool]:
 
 
 def _term(connection: sa.Connection, term: Term) -> sa.ColumnElement[bool]:
-    field = term.field
+    field = t.visible(term.field)
     if field in TEXTS:
         return sa.func.coalesce(_compared(TEXTS[field], term, text=True), term.op == "!=")
     if field in NUMBERS:

@@ -43,7 +43,7 @@ MOVES: Mapping[State, frozenset[State]] = MappingProxyType({
 out of memory is the commonest end, so ``failed`` may be resumed; ``finished`` and ``cancelled`` are for ever."""
 
 TERMINAL: frozenset[State] = frozenset(state for state, targets in MOVES.items() if not targets)
-ENDED: frozenset[State] = frozenset({"interrupted", "failed"}) | TERMINAL
+ENDED: frozenset[State] = frozenset({"interrupted", "failed", *TERMINAL})
 """States in which no process works on the run, and none will unless somebody asks: ``ended`` is set in them alone."""
 LEASED: frozenset[State] = frozenset({"starting", "running", "pausing", "cancelling", "finishing"})
 """States in which a process holds the run's lease."""
