@@ -45,6 +45,7 @@ def serve(
         bool, typer.Option("--insecure-no-auth", help="Let everybody who reaches the port do everything.")
     ] = False,
     database: terminal.Database = None,
+    as_json: terminal.AsJson = False,
 ) -> None:
     """Serve runs, metrics, rollouts and verdicts over REST, and launch runs. Ctrl-C stops it; runs go on."""
     needs_service()
@@ -60,6 +61,7 @@ def serve(
             open_to_all=insecure_no_auth,
         ),
         terminal.note,
+        terminal.print_json if as_json else lambda _: None,
     )  # fmt: skip
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
+from typing import Any
 
 import uvicorn
 
@@ -19,8 +20,8 @@ from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.states import Limits
 
 
-def run(settings: Settings, note: Callable[[str], None]) -> None:
-    """Serve until a signal comes. Raises JuratError before anything is served."""
+def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapping[str, Any]], None]) -> None:
+    """Serve until a signal comes; ``listens`` hears of the address. Raises JuratError before anything is served."""
     folder = settings.home / "service"
     with ExitStack() as leaving:
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,6 +49,7 @@ def run(settings: Settings, note: Callable[[str], None]) -> None:
         )  # fmt: skip
         open_to = " without a key" if service.open else ""
         note(f"jurat serves {settings.home} at {settings.url}{open_to} (Ctrl-C stops it; runs go on)")
+        listens({"url": settings.url, "home": str(settings.home), "open": service.open})
         try:
             asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
         except KeyboardInterrupt:
