@@ -24,6 +24,7 @@ from jurat.api import (
     cli_models,
     cli_recipes,
     cli_runs,
+    cli_serve,
     cli_train,
     cli_verifiers,
     completion,
@@ -160,6 +161,7 @@ cli_train.register(app)
 cli_recipes.register(app)
 cli_models.register(app)
 cli_runs.register(app)
+cli_serve.register(app)
 app.command(rich_help_panel="Look")(plot)
 cli_lineage.register(app)
 cli_verifiers.register(app)

@@ -18,6 +18,7 @@ from jurat.platform.errors import ConfigError, JuratError, install
 if TYPE_CHECKING:
     from jurat.engine.memory import Demand, Limits, Process
     from jurat.platform.recipe import Recipe
+    from jurat.platform.runs.states import Limits as LeaseLimits
     from jurat.trainers.launch import Outcome
 
 PREPARED = "JURAT_ENVIRONMENT_SET"
@@ -93,7 +94,9 @@ AcceptReward = Annotated[
 ]
 Epoch = Annotated[
     int | None,
-    typer.Option("--epoch", envvar="JURAT_RUN_EPOCH", hidden=True, help="Of the lease that a launcher holds for this process."),
+    typer.Option(
+        "--epoch", envvar="JURAT_RUN_EPOCH", hidden=True, help="Of the lease that a launcher holds for this process."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check recipe, data, gold answers and model; train nothing.")]
 
@@ -174,6 +177,7 @@ def train(
                 over_memory=over_memory,
                 accept_reward_change=accept_reward_change,
                 epoch=epoch,
+                limits=_limits(),
                 argv=sys.argv,
             )
         except JuratError as error:
@@ -183,6 +187,14 @@ def train(
     _ended(outcome, parsed.tracking.database if parsed else database, as_json=as_json)
     if outcome.state == "interrupted":
         raise typer.Exit(130)
+
+
+def _limits() -> LeaseLimits:
+    """A launcher says how long its leases last."""
+    from jurat.platform.runs.states import LIMITS, Limits
+
+    seconds = os.environ.get("JURAT_LEASE_SECONDS", "")
+    return Limits(lease=float(seconds)) if seconds.replace(".", "", 1).isdigit() else LIMITS
 
 
 def _at_the_door(recipe: Recipe, base: Path, run_id: str | None) -> None:

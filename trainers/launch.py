@@ -111,6 +111,7 @@ def train(
         run_id=run_id,
         meta={"base": str(base.resolve()), "rewards": rewards, "verifiers": dict(prepared[-1].verifiers)},
     )
+    _refuse_unexpected(run, prepared)
     change = reward_change(store, run, prepared, base)
     if change and not accept_reward_change:
         raise RewardDrift(
@@ -142,6 +143,21 @@ def train(
         store.end(lease, outcome.state)  # type: ignore[arg-type]
         _keep_record(store, run)
     return outcome
+
+
+def _refuse_unexpected(run: RunInfo, prepared: Sequence[Prepared]) -> None:
+    """Whoever launched the run may have said by what it is to be rewarded."""
+    reward, verifiers = prepared[-1].reward, dict(prepared[-1].verifiers)
+    expected = run.meta.get("expected") or {}
+    wrong = [f"reward spec {expected['reward']}"] if expected.get("reward") not in (None, "", reward) else []
+    named = expected.get("verifiers", {}).items()
+    wrong += [f"{member} as {version}" for member, version in named if verifiers.get(member) != version]
+    if wrong:
+        raise RewardDrift(
+            f"run {run.id} was to be rewarded by {', '.join(wrong)}; here it is {reward} of {verifiers}",
+            where=str(run.folder),
+            fix="install that version of the verifier, or launch without naming one",
+        )
 
 
 def _keep_record(store: Store, run: RunInfo) -> None:

@@ -22,6 +22,7 @@ from jurat.platform.provenance import versions
 from jurat.platform.randomness import seed_of
 from jurat.platform.recipe import PolicyGradient, Recipe
 from jurat.platform.runs.ledger import RunLedger
+from jurat.platform.runs.remote import facts_through
 from jurat.platform.types import CheckpointRef, Evaluation, Problem, Visit
 from jurat.trainers import evaluate as evaluation
 from jurat.trainers.algorithms import build_algorithm
@@ -207,7 +208,7 @@ class StageRun:
         texts = self.recipe.tracking.texts
         return RunLedger(
             launch.store, launch.run, self.name, segment, launch.run.folder, lease=launch.lease, texts=texts,
-            recorded=launch.wanted.answer,
+            recorded=launch.wanted.answer, through=facts_through(launch.store, launch.lease),
         )  # fmt: skip
 
     async def _models(

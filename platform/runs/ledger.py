@@ -67,6 +67,9 @@ class Health:
 
 
 _Done = concurrent.futures.Future[None]
+Facts = Callable[[Sequence[Op]], None]
+"""Commits facts, all or none. Raises OSError where it cannot be reached (they are spooled, and sent again), FencedOut where
+another process has the run, ValueError for facts that it refuses."""
 
 
 class RunLedger:
@@ -81,6 +84,7 @@ class RunLedger:
         folder: Path,
         *,
         lease: Lease | None = None,
+        through: Facts | None = None,
         recorded: Callable[[CheckpointRef], None] = lambda _: None,
         texts: bool = True,
         max_records: int = 1024,
@@ -88,6 +92,8 @@ class RunLedger:
         retry_seconds: float = 5.0,
     ) -> None:
         """``folder``: the run's. ``lease``: every transaction carries its epoch, and none is made when it is over.
+        ``through``: who writes facts; None: this process, into the database. What it could not be told by ``close`` this
+        process writes after all.
         ``recorded`` hears of each checkpoint; must return at once.
         ``texts``: keep prompts and completions as text beside the tokens. ``max_records``,
         ``max_bytes``: how much may wait for the writer. ``retry_seconds``: pause after a failed attempt."""
@@ -98,7 +104,7 @@ class RunLedger:
             max_bytes,
             retry_seconds,
         )
-        self._recorded = recorded
+        self._recorded, self._through = recorded, through
         self._epoch = None if lease is None else lease.epoch
         self._spool = Spool.of(folder)
         self._mark = secrets.token_hex(6)
@@ -249,6 +255,9 @@ class RunLedger:
             waiters = [item for item, _ in taken if isinstance(item, concurrent.futures.Future)]
             urgent = bool(waiters) or closing
             self._guarded(lambda: self._store_group(taken, urgent=urgent))  # noqa: B023 - called at once
+            if closing and self._through is not None and not (self._fenced or self._spool.empty()):
+                self._through = None  # it is away, and this is the last that we can do
+                self._guarded(lambda: self._commit([], due=True))
             for waiter in waiters:
                 if waiter.set_running_or_notify_cancel():
                     waiter.set_result(None)
@@ -373,10 +382,11 @@ class RunLedger:
     def _apply(self, ops: Sequence[Op]) -> None:
         """Commit facts in one transaction. One that the database refuses for what it is does not hold up the others."""
         try:
-            with writing(self._store.engine) as connection:
-                if self._epoch is not None:
-                    leases.fence(connection, self._run.pk, self._epoch)
-                _insert(connection, self._run.pk, ops)
+            if self._through is not None:
+                self._through([_storable(op) for op in ops])
+            else:
+                with writing(self._store.engine) as connection:
+                    insert(connection, self._run.pk, ops, epoch=self._epoch)
         except (
             IntegrityError,
             BadData,
@@ -423,7 +433,13 @@ class RunLedger:
         self._commit(ops, due=True)
 
 
-def _insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op]) -> None:
+def insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op], *, epoch: int | None) -> None:
+    """Facts of one run, as ``Spool`` keeps them, in the caller's transaction. ``epoch``: of the lease they were made under.
+
+    Raises FencedOut if it is over; ValueError, TypeError, KeyError or StatementError for what is no fact.
+    """
+    if epoch is not None:
+        leases.fence(connection, run_pk, epoch)
     rows: dict[str, list[Op]] = {}
     for op in ops:
         rows.setdefault(op["op"], []).append({key: value for key, value in op.items() if key != "op"})
