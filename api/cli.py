@@ -20,9 +20,11 @@ from typer.core import TyperGroup
 from jurat import __version__
 from jurat.api import (
     cli_datasets,
+    cli_lineage,
     cli_models,
     cli_recipes,
     cli_runs,
+    cli_serve,
     cli_train,
     cli_verifiers,
     completion,
@@ -159,7 +161,9 @@ cli_train.register(app)
 cli_recipes.register(app)
 cli_models.register(app)
 cli_runs.register(app)
+cli_serve.register(app)
 app.command(rich_help_panel="Look")(plot)
+cli_lineage.register(app)
 cli_verifiers.register(app)
 sandbox.register(app)
 cli_datasets.register(app)

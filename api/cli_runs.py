@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from jurat.api import completion, terminal
+from jurat.api import cli_lineage, completion, terminal
 from jurat.platform.errors import ConfigError, nearest
 from jurat.platform.memory import highest, recorded
 
@@ -42,6 +42,7 @@ db_app = typer.Typer(name="db", no_args_is_help=True, help="The database of runs
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
+    cli_lineage.of_runs(runs_app)
     app.add_typer(runs_app, rich_help_panel="Look")
     app.command("rollouts", rich_help_panel="Look")(rollouts)
     app.add_typer(db_app, rich_help_panel="Set up")
@@ -79,7 +80,7 @@ def _state(store: Store, run: RunInfo) -> str:
 @runs_app.command("ls")
 def ls(
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
-    state: Annotated[str | None, typer.Option(help="created, running, paused, interrupted, failed, finished.")] = None,
+    state: Annotated[str | None, typer.Option(help="queued, running, paused, interrupted, failed, finished, ...")] = None,
     database: Database = None,
     as_json: terminal.AsJson = False,
 ) -> None:
@@ -449,27 +450,6 @@ def cancel(run: RunArgument, database: Database = None, as_json: terminal.AsJson
         terminal.note(f"asked process {pid} to stop at a checkpoint")
 
 
-# ---- runs verify -------------------------------------------------------------------------------------------------
-
-
-@runs_app.command("verify")
-def verify(run: RunArgument, database: Database = None, as_json: terminal.AsJson = False) -> None:
-    """Compare every part of the run's rollouts with its recorded digest. Exits with 1 if one differs."""
-    from jurat.platform.runs.rollouts import verify_parts
-
-    with _store(database) as store:
-        found = store.run(run)
-        count, faults = len(store.parts(found, canonical=False)), verify_parts(store, found)
-    if as_json:
-        terminal.print_json({"run": found.id, "parts": count, "faults": faults})
-    else:
-        for fault in faults:
-            typer.echo(terminal.clean(fault))
-        typer.echo(f"{count - len(faults)} of {count} parts are as recorded")
-    if faults:
-        raise typer.Exit(1)
-
-
 # ---- runs timeline -----------------------------------------------------------------------------------------------
 
 STEP_PHASES = {"seconds/update": "train", "seconds/publish": "sync"}
@@ -725,3 +705,18 @@ def upgrade(database: Database = None, as_json: terminal.AsJson = False) -> None
         typer.echo(f"{where} has schema {before}, the newest")
     else:
         typer.echo(f"{where}: schema {before or 'none'} -> {REVISIONS[-1]}")
+
+
+@db_app.command("backup")
+def backup(
+    out: Annotated[Path, typer.Argument(help="A new file.")], database: Database = None, as_json: terminal.AsJson = False
+) -> None:
+    """Copy a SQLite database, whole, while it is in use. PostgreSQL has pg_dump for that."""
+    from jurat.platform.db.upgrade import back_up
+
+    with _store(database) as store:
+        back_up(store.engine, out)
+    if as_json:
+        terminal.print_json({"file": str(out.absolute()), "bytes": out.stat().st_size})
+    else:
+        typer.echo(f"{out.absolute()}  {out.stat().st_size:,} bytes")

@@ -19,6 +19,7 @@ from jurat.platform.errors import ConfigError, JuratError, install
 if TYPE_CHECKING:
     from jurat.engine.memory import Demand, Limits, Process
     from jurat.platform.recipe import Recipe
+    from jurat.platform.runs.states import Limits as LeaseLimits
     from jurat.trainers.launch import Outcome
 
 UNINSTALL = "pip uninstall -y torchvision torchaudio torchcodec"
@@ -86,6 +87,19 @@ OverMemory = Annotated[
         help="Train also where the estimate, which is a bound, says that it does not fit; too little memory may then end it.",
     ),
 ]
+AcceptReward = Annotated[
+    bool,
+    typer.Option(
+        "--accept-reward-change",
+        help="With --resume: go on though the reward is not the one that the run began with; the change is recorded.",
+    ),
+]
+Epoch = Annotated[
+    int | None,
+    typer.Option(
+        "--epoch", envvar="JURAT_RUN_EPOCH", hidden=True, help="Of the lease that a launcher holds for this process."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check recipe, data, gold answers and model; train nothing.")]
 
 
@@ -98,7 +112,9 @@ def train(
     on_ray: OnRay = None,
     detach: Detach = False,
     over_memory: OverMemory = False,
+    accept_reward_change: AcceptReward = False,
     database: ResumeDatabase = None,
+    epoch: Epoch = None,
     as_json: terminal.AsJson = False,
 ) -> None:
     """Train a model by a recipe.
@@ -138,7 +154,7 @@ def train(
         words = ["--resume", named] if resume else [str(recipe), "--run-id", named]
         words += [word for each in assignments or () for word in ("--set", each)]
         words += ["--database", database] if database else []
-        words += ["--over-memory"] * over_memory
+        words += ["--over-memory"] * over_memory + ["--accept-reward-change"] * accept_reward_change
         _detach(words, named, parsed.tracking.database if parsed else database, as_json=as_json)
         return
     prepare_process()
@@ -161,6 +177,10 @@ def train(
                 resume=resume,
                 database=database,
                 over_memory=over_memory,
+                accept_reward_change=accept_reward_change,
+                epoch=epoch,
+                limits=_limits(),
+                argv=sys.argv,
             )
         except JuratError as error:
             screen.stop()
@@ -169,6 +189,14 @@ def train(
     _ended(outcome, parsed.tracking.database if parsed else database, as_json=as_json)
     if outcome.state == "interrupted":
         raise typer.Exit(130)
+
+
+def _limits() -> LeaseLimits:
+    """A launcher says how long its leases last."""
+    from jurat.platform.runs.states import LIMITS, Limits
+
+    seconds = os.environ.get("JURAT_LEASE_SECONDS", "")
+    return Limits(lease=float(seconds)) if seconds.replace(".", "", 1).isdigit() else LIMITS
 
 
 def _at_the_door(recipe: Recipe, base: Path, run_id: str | None) -> None:

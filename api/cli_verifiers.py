@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jurat.api import completion, terminal
+from jurat.api import cli_lineage, completion, terminal
 from jurat.platform.errors import ConfigError, GateFailed
 
 Files = Annotated[
@@ -25,6 +25,8 @@ def register(app: typer.Typer) -> None:
     group.command("ls")(list_verifiers)
     group.command("show")(show)
     group.command("diff")(diff)
+    group.command("versions")(cli_lineage.versions)
+    group.command("status")(cli_lineage.status)
     app.add_typer(group, name="verifiers", rich_help_panel="Verify")
 
 

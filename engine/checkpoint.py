@@ -43,8 +43,17 @@ _log = logging.getLogger("jurat")
 class FolderCheckpoints:
     """Writes checkpoints into ``folder`` and keeps the last ``keep`` of them."""
 
-    def __init__(self, folder: Path, *, keep: int = 2, parent: str = "", meta: Mapping[str, Any] | None = None) -> None:
-        self.folder, self.keep, self.parent, self.meta = folder, keep, parent, dict(meta or {})
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 2,
+        parent: str = "",
+        meta: Mapping[str, Any] | None = None,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``before`` is called when a checkpoint is whole, before it takes its place, and may refuse by raising."""
+        self.folder, self.keep, self.parent, self.meta, self.before = folder, keep, parent, dict(meta or {}), before
 
     async def save(self, *, step: int, learners: Mapping[str, Learner], source: State) -> CheckpointRef:
         return await (await self.begin(step=step, learners=learners, source=source))
@@ -110,6 +119,7 @@ class FolderCheckpoints:
             sync(draft)
         digest = digest_of(draft / "manifest.json")
         faults.point("checkpoint.before_rename")
+        self.before()
         replaced = self.folder / f"{final.name}.replaced"
         if final.exists():  # the step was taken again after a resume from an older checkpoint
             final.rename(replaced)

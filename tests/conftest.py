@@ -15,6 +15,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from databases import database_url, empty_database_url, postgres, postgres_template, sqlite_template  # noqa: F401 - fixtures
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("api", "datasets", "engine", "migrations", "platform", "trainers", "verifiers")
 CI = bool(os.environ.get("CI"))

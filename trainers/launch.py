@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +13,30 @@ from jurat.engine import checkpoint as checkpointing
 from jurat.engine import local, models
 from jurat.engine.ray import needs_ray
 from jurat.platform.canonical import digest
-from jurat.platform.errors import ConfigError, JuratError, RewardDrift, RunFailed
+from jurat.platform.errors import ConfigError, FencedOut, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import Reporter
+from jurat.platform.provenance import bundle, drift, versions
 from jurat.platform.recipe import Data, Prompt, Recipe, SamplingPart, Source
+from jurat.platform.runs.heart import Heart
 from jurat.platform.runs.lock import exclusive
-from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs.records import Beat, Lease, RunInfo
+from jurat.platform.runs.states import LIMITS, Limits
 from jurat.platform.runs.store import Store
 from jurat.platform.types import CheckpointRef, Evaluation
 from jurat.trainers import evaluate as evaluation
 from jurat.trainers.contradictions import refuse_idle
 from jurat.trainers.data import sampling_of, short_enough
-from jurat.trainers.prepare import MEASURED, Prepared, dry_run, judge_for, memory_needed, prepare, what_learns
+from jurat.trainers.made_of import Asked, MadeOf, ingredients
+from jurat.trainers.prepare import (
+    MEASURED,
+    Prepared,
+    dry_run,
+    judge_for,
+    memory_needed,
+    prepare,
+    what_learns,
+    with_sources,
+)
 from jurat.trainers.presets import filled
 from jurat.trainers.signals import StopOnSignals
 from jurat.trainers.stage import StageRun
@@ -60,10 +73,15 @@ def train(
     resume: str | None = None,
     database: str | None = None,
     over_memory: bool = False,
+    accept_reward_change: bool = False,
+    epoch: int | None = None,
+    argv: Sequence[str] = (),
+    limits: Limits = LIMITS,
 ) -> Outcome:
     """Run a recipe to its end, or go on with run ``resume`` by its own recipe (``recipe`` is then None), which is looked
     for in ``database`` (a SQLAlchemy URL; None: that of the home folder). ``over_memory``: also where the estimate, a bound,
-    says that it does not fit.
+    says that it does not fit. ``accept_reward_change``: also where the reward is not the one that the run began with, which
+    is recorded. ``epoch``: of the lease that a launcher holds for this process. ``argv``: the command, for the record.
 
     Ctrl-C once: checkpoint and stop; twice: stop now. Raises JuratError; the run is then recorded as failed.
     """
@@ -72,7 +90,7 @@ def train(
     store = Store.open(recipe.tracking.database if recipe else database, home)
     found = None if resume is None else store.run(resume)
     if found is not None:
-        recipe, base = Recipe.model_validate(found.recipe), Path(found.meta["base"])
+        recipe, base = Recipe.model_validate(found.recipe), Path(found.meta.get("base") or base)
     assert recipe is not None
     if found is None:
         refuse_idle(recipe)
@@ -80,11 +98,12 @@ def train(
             store.refuse_taken(run_id)
     recipe = filled(recipe)
     folder = models.resolve(recipe.model, home, base)
-    prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
+    prepared = [prepare(stage, base=base, name=name, observe=True) for name, stage in recipe.staged()]
     for each in prepared:
         what_learns(each.recipe, folder)  # refuses unknown layers of any stage before the first one is trained
     memory_needed(prepared, folder, reporter.note, over_memory=over_memory)
     rewards = [each.reward for each in prepared]
+    refuse_quarantined(store, [facts.digest for stage in prepared for facts in stage.facts])
     run = found or store.create_run(
         recipe=recipe,
         recipe_digest=digest(recipe),
@@ -92,26 +111,88 @@ def train(
         run_id=run_id,
         meta={"base": str(base.resolve()), "rewards": rewards, "verifiers": dict(prepared[-1].verifiers)},
     )
-    if run.meta["rewards"] != rewards:
+    _refuse_unexpected(run, prepared)
+    change = reward_change(store, run, prepared, base)
+    if change and not accept_reward_change:
         raise RewardDrift(
-            f"the reward of run {run.id} has changed since it began: {run.meta['verifiers']} then, "
-            f"{dict(prepared[-1].verifiers)} now",
+            f"the reward of run {run.id} has changed since it began\n{change}",
             where=str(run.folder),
-            fix="restore the verifier, or start a new run from the checkpoint (jurat export)",
+            fix="restore the verifier, start a new run from the checkpoint (jurat export), or --accept-reward-change",
         )
     with exclusive(run.folder):
-        run = store.set_state(run, "running")
-        launch = Launch(recipe=recipe, run=run, store=store, model=folder, base=base, reporter=reporter)
+        lease = store.take(run, epoch=epoch, limits=limits)
+        if change or "rewards" not in run.meta:
+            store.pin_reward(lease, rewards=rewards, verifiers=dict(prepared[-1].verifiers), change=change)
+        run = store.run(run.id)
+        launch = Launch(
+            recipe=recipe, run=run, store=store, model=folder, base=base, reporter=reporter, lease=lease,
+            made_of=MadeOf(home=home, base=base, model=folder, argv=tuple(argv)),
+        )  # fmt: skip
+        heart = Heart(store, lease, heard=launch.heard, fenced=launch.taken, limits=limits)
         try:
-            with _cluster(recipe, reporter.note) as launch.cluster:
+            with heart, _cluster(recipe, reporter.note) as launch.cluster:
                 outcome = asyncio.run(launch.stages(prepared))
         except BaseException as error:
-            first = _first(error)
-            with suppress(RunFailed):  # a database that does not answer must not hide what happened
-                store.set_state(run, "interrupted" if isinstance(first, KeyboardInterrupt) else "failed", str(first))
+            first = heart.fenced or _first(error)
+            if not isinstance(first, FencedOut):
+                with suppress(RunFailed, FencedOut):  # a database that does not answer must not hide what happened
+                    stopped = isinstance(first, KeyboardInterrupt)
+                    store.end(lease, "interrupted" if stopped else "failed", str(first))
+                _keep_record(store, run)
             raise first from None if isinstance(first, JuratError) else error
-        store.set_state(run, outcome.state)  # type: ignore[arg-type]
+        store.end(lease, outcome.state)  # type: ignore[arg-type]
+        _keep_record(store, run)
     return outcome
+
+
+def _refuse_unexpected(run: RunInfo, prepared: Sequence[Prepared]) -> None:
+    """Whoever launched the run may have said by what it is to be rewarded."""
+    reward, verifiers = prepared[-1].reward, dict(prepared[-1].verifiers)
+    expected = run.meta.get("expected") or {}
+    wrong = [f"reward spec {expected['reward']}"] if expected.get("reward") not in (None, "", reward) else []
+    named = expected.get("verifiers", {}).items()
+    wrong += [f"{member} as {version}" for member, version in named if verifiers.get(member) != version]
+    if wrong:
+        raise RewardDrift(
+            f"run {run.id} was to be rewarded by {', '.join(wrong)}; here it is {reward} of {verifiers}",
+            where=str(run.folder),
+            fix="install that version of the verifier, or launch without naming one",
+        )
+
+
+def _keep_record(store: Store, run: RunInfo) -> None:
+    """A copy of the run's folder opens without the database; a full disk is no reason to call the run failed."""
+    with suppress(OSError, RunFailed):
+        bundle.write_record(store, store.run(run.id))
+
+
+def refuse_quarantined(store: Store, digests: Sequence[str]) -> None:
+    """Nothing new is learnt from a verifier's version that was found bad. Raises ConfigError."""
+    for bad in store.read(lambda connection: versions.quarantined(connection, digests)):
+        raise ConfigError(
+            f"verifier {', '.join(bad.names)} is quarantined: {bad.status_reason or 'no reason was given'}",
+            where=bad.digest,
+            fix="use another version, or: jurat verifiers status VERSION active",
+        )
+
+
+def reward_change(store: Store, run: RunInfo, prepared: Sequence[Prepared], base: Path) -> str:
+    """What changed of the reward since the run began, as a diff; '' if nothing did. By the digests of its reward specs, and
+    by what its verifiers say of the canary cases."""
+    pinned = run.meta.get("rewards")
+    said: list[str] = []
+    for place, stage in enumerate(prepared):
+        if pinned is None or pinned[place : place + 1] == [stage.reward]:
+            continue
+        before = pinned[place] if place < len(pinned) else ""
+        whole = with_sources(stage, {facts.digest for facts in stage.facts}, base)
+        found = ingredients(whole)
+        said.append(store.read(lambda connection, b=before, f=found: drift.difference(connection, b, f)))  # type: ignore[misc]
+    if store.segments(run):
+        for stage in prepared:
+            seen = ingredients(stage)
+            said += store.read(lambda connection, s=seen: drift.behaviour(connection, s))  # type: ignore[misc]
+    return "\n".join(dict.fromkeys(said))
 
 
 def _cluster(recipe: Recipe, note: Callable[[str], None]) -> AbstractContextManager[RayHome | None]:
@@ -140,13 +221,38 @@ class Launch:
     """Its folder."""
     base: Path
     reporter: Reporter
+    lease: Lease
+    made_of: MadeOf
     cluster: RayHome | None = None
     measuring: bool = False
     """While an evaluation runs."""
+    wanted: Asked = field(default_factory=Asked)
+    """What was asked of the run while it goes on."""
+    _loop: asyncio.AbstractEventLoop | None = None
+    _task: asyncio.Task[Any] | None = None
+    _stop: asyncio.Event | None = None
+
+    def heard(self, beat: Beat) -> None:
+        """From the heart's thread: pause and cancel stop at a checkpoint, checkpoint makes one and goes on."""
+        self.wanted.hear(beat.commands)
+        for command, result in self.wanted.answers():
+            with suppress(RunFailed, FencedOut):
+                self.store.acknowledge(self.lease, command, result)
+        if beat.desired != "run" and self._loop is not None and self._stop is not None and not self._stop.is_set():
+            self.reporter.note(f"asked to {beat.desired}: {self._stopping()}")
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stop.set)
+
+    def taken(self, error: FencedOut) -> None:
+        """From the heart's thread: another process has the run, so this one writes nothing more."""
+        if self._loop is not None and self._task is not None:
+            with suppress(RuntimeError):  # the loop has ended meanwhile, and so has what it would have written
+                self._loop.call_soon_threadsafe(self._task.cancel)
 
     async def stages(self, prepared: Sequence[Prepared]) -> Outcome:
         """Every stage that is not finished, in order; each begins from the weights of the one before."""
-        stop = asyncio.Event()
+        stop = self._stop = asyncio.Event()
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         found = [self._latest(each.name) for each in prepared]
         started = max((place for place, ref in enumerate(found) if ref is not None), default=0)
         evaluations: list[Evaluation] = []
@@ -171,7 +277,8 @@ class Launch:
         return "stopping: this evaluation ends here" if self.measuring else "stopping at a checkpoint"
 
     def _abandoned(self) -> None:
-        self.store.set_state(self.run, "interrupted", "stopped at once")
+        with suppress(FencedOut):
+            self.store.end(self.lease, "interrupted", "stopped at once")
 
     def _complete(self, stage: Prepared, ref: CheckpointRef | None) -> bool:
         """Whether a stage has its last checkpoint, and the evaluations after it are recorded."""

@@ -49,12 +49,15 @@ class Run:
     tokens_per_microbatch: int
     save_every: int | None
     evaluate_every: int | None
+    asked: Callable[[], bool] = lambda: False
+    """Whether somebody asks for a checkpoint now."""
 
     def rng(self, step: int, purpose: str) -> np.random.Generator:
         return generator(self.seed, self.stage, step, purpose)
 
     def saves_after(self, step: int) -> bool:
-        return step + 1 == self.num_steps or (self.save_every is not None and (step + 1) % self.save_every == 0)
+        due = self.save_every is not None and (step + 1) % self.save_every == 0
+        return step + 1 == self.num_steps or due or self.asked()
 
     def evaluates_after(self, step: int) -> bool:
         due = self.evaluate_every is not None and (step + 1) % self.evaluate_every == 0

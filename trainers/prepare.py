@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, ModelError
 from jurat.platform.memory import machine_bytes
+from jurat.platform.provenance.records import Observation, VerifierFacts
 from jurat.platform.recipe import Dapo, Engine, Neyman, PolicyGradient, Recipe, RewardPart
+from jurat.platform.types import VerifierSpec
 from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.balance import knobs_of
@@ -25,10 +27,14 @@ from jurat.trainers.contradictions import refuse_engine, refuse_idle, refuse_slo
 from jurat.trainers.controllers import build_controllers
 from jurat.trainers.data import keep, load_sets, longest_prompt
 from jurat.trainers.presets import filled, staleness
+from jurat.verifiers import canary
 from jurat.verifiers.judge import LocalJudge, build_judge
+from jurat.verifiers.reward import labels
 
 MEASURED = frozenset({"held_out", "unseen"})
 """Sets that are evaluated, not trained on."""
+UNASKED = frozenset({"code"})
+"""Verifiers without canary cases: each would start a program."""
 SAMPLED = ("allocation", "updates_per_step")
 """What a preset fills beside its algorithm."""
 
@@ -44,10 +50,15 @@ class Prepared:
     """Digest of the reward spec."""
     verifiers: Mapping[str, str]
     """Member -> version digest."""
+    facts: tuple[VerifierFacts, ...] = ()
+    """What those digests are made of, without canonical source."""
+    observed: tuple[Observation, ...] = ()
+    """What they say of the canary cases, if they were asked."""
 
 
-def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
-    """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
+def prepare(recipe: Recipe, *, base: Path, name: str = "", observe: bool = False) -> Prepared:
+    """Load the problems of a stage, bind its verifiers, and see every reference pass its own. ``observe``: ask them about
+    the canary cases too. Raises JuratError."""
     refuse_engine(recipe.engine, recipe.lora)
     build_algorithm(recipe)  # all refuse what makes no sense
     build_allocator(recipe)
@@ -58,6 +69,7 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
     with closing(judge_for(recipe, base)) as judge:
         bound = judge.bind([problem.verifier for problem in problems])
         reward = judge.spec_digest
+        facts = tuple(_facts(recipe.reward, label, spec, judge) for label, spec in bound.items())
         if recipe.engine.home == "ray":
             refuse_slow(judge.deadlines(), recipe.engine.hang_seconds)
     workers = recipe.reward.workers
@@ -65,13 +77,47 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
         for part, each in sets.items():
             golds = [problem for problem in each.problems if problem.reference]  # preferences may have none
             refuse_failed(check_gold(golds, own.verdict, at_once=workers), len(golds), where=f"data.{part}")
+        observed = _observed(facts, own) if observe else ()
     return Prepared(
         name=name,
         recipe=recipe,
         sets=sets,
         reward=reward,
         verifiers={member: spec.digest for member, spec in bound.items()},
+        facts=facts,
+        observed=observed,
     )
+
+
+def _facts(part: RewardPart, label: str, spec: VerifierSpec, judge: LocalJudge) -> VerifierFacts:
+    found = judge.identity(spec.name, spec.args, sources=False)
+    own = dict(zip(labels(part.members), part.members, strict=True))
+    member = own.get(label) or next(member for member in part.members if member.use == "problem")
+    return VerifierFacts(
+        label=label, name=spec.name, digest=spec.digest, kind=found["kind"], version=found["version"], code=found["code"],
+        config=found["config"], deps=found["deps"], weights=found["weights"], abi=found["abi"], args=spec.args,
+        deterministic=found.get("deterministic", True), role=member.role, weight=float(member.weight),
+    )  # fmt: skip
+
+
+def with_sources(prepared: Prepared, digests: Collection[str], base: Path) -> Prepared:
+    """The canonical source of these versions too."""
+    if not any(facts.digest in digests for facts in prepared.facts):
+        return prepared
+    with closing(judge_for(prepared.recipe, base)) as judge:
+        facts = tuple(
+            replace(each, sources=judge.identity(each.name, each.args)["sources"]) if each.digest in digests else each
+            for each in prepared.facts
+        )
+    return replace(prepared, facts=facts)
+
+
+def _observed(facts: Sequence[VerifierFacts], judge: LocalJudge) -> tuple[Observation, ...]:
+    """What each verifier says of the canary cases, in at most ``canary.SECONDS`` each: its behaviour, for what no reading of
+    code sees. Judges that ask a model, and verifiers that say they are not deterministic, are not asked."""
+    asked = [each for each in facts if each.deterministic and each.kind != "judge" and each.name not in UNASKED]
+    by_digest = {each.digest: each for each in asked}
+    return tuple(canary.observe(judge, each.name, each.args, each.digest) for each in by_digest.values())
 
 
 def judge_for(recipe: Recipe, base: Path) -> LocalJudge:

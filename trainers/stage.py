@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,13 @@ from jurat.datasets.load import ProblemSet
 from jurat.engine import checkpoint as checkpointing
 from jurat.engine import local
 from jurat.platform.canonical import digest
+from jurat.platform.errors import RunFailed
 from jurat.platform.ports import Allocator, GroupSource, Judge, Learner, Scorer
+from jurat.platform.provenance import versions
 from jurat.platform.randomness import seed_of
 from jurat.platform.recipe import PolicyGradient, Recipe
 from jurat.platform.runs.ledger import RunLedger
+from jurat.platform.runs.remote import facts_through
 from jurat.platform.types import CheckpointRef, Evaluation, Problem, Visit
 from jurat.trainers import evaluate as evaluation
 from jurat.trainers.algorithms import build_algorithm
@@ -32,7 +35,7 @@ from jurat.trainers.limits import Limits
 from jurat.trainers.loop import Reached, Run
 from jurat.trainers.loop import train as run_loop
 from jurat.trainers.offline import KINDS, Given, RolloutMaker
-from jurat.trainers.prepare import MEASURED, Prepared, bad_rows, judge_for, what_learns
+from jurat.trainers.prepare import MEASURED, Prepared, bad_rows, judge_for, what_learns, with_sources
 from jurat.trainers.presets import staleness
 from jurat.trainers.rollouts import Rollouts
 from jurat.trainers.samples import Algorithm
@@ -88,7 +91,7 @@ class StageRun:
             if launch.cluster is not None or _lag(recipe):  # what the bits of a number depend on, and no key need say
                 note("threads: " + ", ".join(f"{role} {count}" for role, count in engine.info["threads"].items()))
             kept = keep(self.prepared.sets, engine.tokenizer, recipe, note)
-            ledger = leaving.enter_context(self._ledger(engine, first_step))
+            ledger = leaving.enter_context(self._ledger(engine, first_step, begun=own or parent))
             learners, scorers = await self._models(engine, algorithm, own=own, parent=parent)
             await engine.link.publish(first_step)
             allocator, peaks = build_allocator(recipe), engine.memory()
@@ -183,9 +186,13 @@ class StageRun:
             seed=seed_of("lora", recipe.seed, self.name),
         )
 
-    def _ledger(self, engine: local.LocalEngine | RayEngine, first_step: int) -> RunLedger:
-        """Opens a segment of the run's record."""
-        launch, prepared = self.launch, self.prepared
+    def _ledger(
+        self, engine: local.LocalEngine | RayEngine, first_step: int, *, begun: CheckpointRef | None
+    ) -> RunLedger:
+        """Opens a segment of the run's record, with all that it is made of."""
+        launch, digests = self.launch, [facts.digest for facts in self.prepared.facts]
+        unknown = launch.store.read(lambda connection: versions.unknown(connection, digests))
+        prepared = with_sources(self.prepared, unknown, launch.base)
         segment = launch.store.start_segment(
             launch.run,
             stage=self.name,
@@ -197,9 +204,14 @@ class StageRun:
                 "engine": dict(engine.info),
                 "manifests": {name: each.manifest.to_json() for name, each in prepared.sets.items()},
             },
+            lease=launch.lease,
+            made_of=launch.made_of.of(prepared, from_checkpoint=begun.digest if begun else ""),
         )
         texts = self.recipe.tracking.texts
-        return RunLedger(launch.store, launch.run, self.name, segment, launch.run.folder, texts=texts)
+        return RunLedger(
+            launch.store, launch.run, self.name, segment, launch.run.folder, lease=launch.lease, texts=texts,
+            recorded=launch.wanted.answer, through=facts_through(launch.store, launch.lease),
+        )  # fmt: skip
 
     async def _models(
         self,
@@ -233,7 +245,13 @@ class StageRun:
             keep=self.recipe.checkpoint.keep,
             parent=begun.digest if begun else "",
             meta={"run": self.launch.run.id, "stage": self.name, "recipe": digest(self.recipe), **self._identity},
+            before=self._still_mine,
         )
+
+    def _still_mine(self) -> None:
+        """Before a checkpoint takes its place. Raises FencedOut; a database that does not answer stops nothing."""
+        with suppress(RunFailed):
+            self.launch.store.check(self.launch.lease)
 
     def _flat(self, algorithm: Algorithm, first_step: int) -> Run:
         recipe = self.recipe
@@ -249,6 +267,7 @@ class StageRun:
             tokens_per_microbatch=recipe.tokens_per_microbatch,
             save_every=recipe.checkpoint.every,
             evaluate_every=recipe.evaluate.every,
+            asked=self.launch.wanted.checkpoint,
         )
 
     def _balance(self, engine: local.LocalEngine | RayEngine, judge: Any, allocator: Any) -> Balance:

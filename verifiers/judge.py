@@ -149,9 +149,9 @@ class LocalJudge:
         """What the child said of each of the user's verifiers, by name."""
         return self._remote
 
-    def identity(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+    def identity(self, name: str, args: Mapping[str, Any], *, sources: bool = True) -> Mapping[str, Any]:
         """The parts of a verifier's version digest and its canonical source, as ``versions.describe`` gives them."""
-        return self._describe(self._use(name, args), sources=True)
+        return self._describe(self._use(name, args), sources=sources)
 
     def _describe(self, use: _Use, *, sources: bool = False) -> Mapping[str, Any]:
         """The parts of a verifier's identity; a user's code is read in the child alone."""

@@ -45,5 +45,6 @@ def describe(definition: Definition, args: Mapping[str, Any], *, sources: bool =
         "name": definition.name, "version": definition.version, "kind": definition.kind, "digest": found.digest,
         "code": found.code, "config": found.config, "deps": dict(found.deps), "weights": found.weights,
         "abi": found.abi, "args": dict(args), "takes": signature_text(definition.target),
+        "deterministic": definition.deterministic,
     }  # fmt: skip
     return {**out, "sources": found.sources} if sources else out

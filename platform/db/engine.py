@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.pool import StaticPool
 
 from jurat.platform.errors import ConfigError, RunFailed
 
@@ -18,8 +19,9 @@ def sqlite_url(path: Path) -> str:
     return sa.URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
 
 
-def connect(url: str, *, busy_seconds: float = 10.0) -> sa.Engine:
-    """An engine; nothing is opened yet. ``busy_seconds``: how long a statement waits for another's lock.
+def connect(url: str, *, busy_seconds: float = 10.0, durable: bool = True) -> sa.Engine:
+    """An engine; nothing is opened yet. ``busy_seconds``: how long a statement waits for another's lock. ``durable``: a
+    commit survives a power cut; without it the last ones may be lost then, though not by a killed process.
 
     Raises ConfigError for a URL that is not one, or whose driver is absent.
     """
@@ -35,7 +37,14 @@ def connect(url: str, *, busy_seconds: float = 10.0) -> sa.Engine:
             where=_without_password(url),
             fix="for example sqlite:////path/jurat.db, or postgresql://user@host/name with the extra jurat[postgres]",
         ) from None
-    (_sqlite_events if sqlite else _server_events)(engine, busy_seconds)
+    (_sqlite_events if sqlite else _server_events)(engine, busy_seconds, durable)
+    return engine
+
+
+def in_memory() -> sa.Engine:
+    """SQLite in this process's memory, gone with the engine: for a record that is only looked at."""
+    engine = sa.create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    _sqlite_events(engine, 1.0, durable=False)
     return engine
 
 
@@ -44,18 +53,20 @@ def _without_password(url: str) -> str:
     return f"{head.partition('://')[0]}://...@{tail}" if at else url
 
 
-def _sqlite_events(engine: sa.Engine, busy_seconds: float) -> None:
+def _sqlite_events(engine: sa.Engine, busy_seconds: float, durable: bool) -> None:
     @event.listens_for(engine, "connect")
     def _opened(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
         cursor = connection.cursor()
-        # FULL: a commit survives a power cut, so that a checkpoint never outruns its record.
+        # FULL where durable: a checkpoint never outruns its record.
         for pragma in (
             f"busy_timeout={int(busy_seconds * 1000)}",
             "journal_mode=WAL",
-            "synchronous=FULL",
+            f"synchronous={'FULL' if durable else 'NORMAL'}",
             "foreign_keys=ON",
             "temp_store=MEMORY",
+            "cache_size=-65536",
+            f"journal_size_limit={64 << 20}",
         ):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
@@ -67,7 +78,7 @@ def _sqlite_events(engine: sa.Engine, busy_seconds: float) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _server_events(engine: sa.Engine, busy_seconds: float) -> None:
+def _server_events(engine: sa.Engine, busy_seconds: float, durable: bool) -> None:
     if engine.dialect.name != "postgresql":
         return
 
@@ -76,6 +87,8 @@ def _server_events(engine: sa.Engine, busy_seconds: float) -> None:
         before, connection.autocommit = connection.autocommit, True
         connection.execute(f"SET lock_timeout = {int(busy_seconds * 1000)}")
         connection.execute(f"SET statement_timeout = {int(busy_seconds * 3000)}")
+        if not durable:
+            connection.execute("SET synchronous_commit = off")
         connection.autocommit = before
 
 
@@ -86,13 +99,37 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield connection
 
 
+_AFTER = "jurat_after_commit"
+
+
 @contextmanager
 def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
     """One transaction, committed at the end; rolled back if the block raises."""
     with engine.connect() as connection:
         connection = connection.execution_options(jurat_writes=True)
+        connection.info[_AFTER] = after = list[Callable[[], None]]()
         with connection.begin():
             yield connection
+        for call in after:
+            call()
+
+
+def on_commit(connection: sa.Connection, call: Callable[[], None]) -> None:
+    """Call when the transaction of ``writing`` is committed; never, if it is rolled back."""
+    connection.info[_AFTER].append(call)
+
+
+@contextmanager
+def nested(connection: sa.Connection) -> Iterator[None]:
+    """A part of a transaction that is undone alone if the block raises, and what it left for the commit with it."""
+    after = connection.info[_AFTER]
+    before = len(after)
+    try:
+        with connection.begin_nested():
+            yield
+    except BaseException:
+        del after[before:]
+        raise
 
 
 def first_contact(engine: sa.Engine) -> None:

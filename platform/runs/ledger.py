@@ -32,11 +32,11 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from jurat.platform.db import tables as t
 from jurat.platform.db.engine import writing
-from jurat.platform.errors import DataError, Interrupted
+from jurat.platform.errors import DataError, FencedOut, Interrupted
 from jurat.platform.faults import point
+from jurat.platform.runs import events, leases, metrics, rollouts
 from jurat.platform.runs import repository as sql
-from jurat.platform.runs import rollouts
-from jurat.platform.runs.records import RunInfo, Segment
+from jurat.platform.runs.records import Lease, RunInfo, Segment
 from jurat.platform.runs.spool import Op, Spool
 from jurat.platform.runs.store import Store, checkpoint_row, evaluation_row, now
 from jurat.platform.types import Batch, CheckpointRef, Evaluation, StepReport, UpdateReport
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 _GROUP = 64
 """Records per transaction at most."""
-_FACTS = {"checkpoint": t.checkpoint, "evaluation": t.evaluation, "part": t.data_part, "verdicts": t.verdict_stat}
+_FACTS = {"evaluation": t.evaluation, "part": t.data_part, "verdicts": t.verdict_stat}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,14 @@ class Health:
     """Facts that the database refused for what they are; they are in ``spool.rejected.jsonl``."""
     waiting: int
     """Records not yet durable."""
+    fenced: int
+    """Records that were refused because another process has the run: they are in ``spool.rejected.jsonl``."""
 
 
 _Done = concurrent.futures.Future[None]
+Facts = Callable[[Sequence[Op]], None]
+"""Commits facts, all or none. Raises OSError where it cannot be reached (they are spooled, and sent again), FencedOut where
+another process has the run, ValueError for facts that it refuses."""
 
 
 class RunLedger:
@@ -78,12 +83,19 @@ class RunLedger:
         segment: Segment,
         folder: Path,
         *,
+        lease: Lease | None = None,
+        through: Facts | None = None,
+        recorded: Callable[[CheckpointRef], None] = lambda _: None,
         texts: bool = True,
         max_records: int = 1024,
         max_bytes: int = 512 << 20,
         retry_seconds: float = 5.0,
     ) -> None:
-        """``folder``: the run's. ``texts``: keep prompts and completions as text beside the tokens. ``max_records``,
+        """``folder``: the run's. ``lease``: every transaction carries its epoch, and none is made when it is over.
+        ``through``: who writes facts; None: this process, into the database. What it could not be told by ``close`` this
+        process writes after all.
+        ``recorded`` hears of each checkpoint; must return at once.
+        ``texts``: keep prompts and completions as text beside the tokens. ``max_records``,
         ``max_bytes``: how much may wait for the writer. ``retry_seconds``: pause after a failed attempt."""
         self._store, self._run, self._stage, self._segment, self._folder = store, run, stage, segment, folder
         self._texts, self._max_records, self._max_bytes, self._retry_seconds = (
@@ -92,6 +104,8 @@ class RunLedger:
             max_bytes,
             retry_seconds,
         )
+        self._recorded, self._through = recorded, through
+        self._epoch = None if lease is None else lease.epoch
         self._spool = Spool.of(folder)
         self._mark = secrets.token_hex(6)
         self._events = itertools.count(1)
@@ -104,7 +118,7 @@ class RunLedger:
         self._held: list[Op] = []  # facts that neither the database nor the spool would take
         self._retry_at = 0.0
         self._outage: float | None = None
-        self._failures = self._spooled = self._lost = self._rejected = 0
+        self._failures = self._spooled = self._lost = self._rejected = self._fenced = 0
         self._thread = threading.Thread(target=self._work, name=f"ledger-{run.id}", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -125,6 +139,7 @@ class RunLedger:
 
     def record_checkpoint(self, ref: CheckpointRef) -> None:
         self._put_made(lambda: [{"op": "checkpoint", **checkpoint_row(ref, self._segment.no, now())}])
+        self._recorded(ref)
 
     def record_evaluation(self, result: Evaluation) -> None:
         self._put_made(lambda: [{"op": "evaluation", **evaluation_row(result, self._segment.no, now())}])
@@ -171,8 +186,9 @@ class RunLedger:
         with self._wake:
             waiting = len(self._queue) + len(self._stuck) + len(self._held)
         return Health(
-            failures=self._failures, spooled=self._spooled, lost=self._lost, rejected=self._rejected, waiting=waiting
-        )
+            failures=self._failures, spooled=self._spooled, lost=self._lost, rejected=self._rejected, waiting=waiting,
+            fenced=self._fenced,
+        )  # fmt: skip
 
     # ---- the caller's side ----
 
@@ -239,6 +255,9 @@ class RunLedger:
             waiters = [item for item, _ in taken if isinstance(item, concurrent.futures.Future)]
             urgent = bool(waiters) or closing
             self._guarded(lambda: self._store_group(taken, urgent=urgent))  # noqa: B023 - called at once
+            if closing and self._through is not None and not (self._fenced or self._spool.empty()):
+                self._through = None  # it is away, and this is the last that we can do
+                self._guarded(lambda: self._commit([], due=True))
             for waiter in waiters:
                 if waiter.set_running_or_notify_cancel():
                     waiter.set_result(None)
@@ -306,6 +325,9 @@ class RunLedger:
 
     def _commit(self, new: list[Op], *, due: bool) -> None:
         ops = self._held + new
+        if self._fenced:
+            self._refuse(ops)
+            return
         if not due and (self._outage is not None or not self._spool.empty()):
             self._keep(ops)
             return
@@ -313,12 +335,23 @@ class RunLedger:
             drained = self._spool.drain(self._apply)
             if ops:
                 self._apply(ops)
+        except FencedOut as error:
+            log.error("%s", error.what)
+            self._refuse(ops)
+            return
         except (SQLAlchemyError, OSError) as error:
             self._failed("cannot write to the database: %s", getattr(error, "orig", None) or error)
             self._keep(ops)
             return
         self._held = []
         self._recovered(drained)
+
+    def _refuse(self, ops: list[Op]) -> None:
+        """Another process has the run: what this one still says is no part of the record."""
+        self._held = []
+        self._fenced += len(ops)
+        for op in ops:
+            self._spool.reject(_storable(op), f"epoch {self._epoch} is over")
 
     def _keep(self, ops: list[Op]) -> None:
         self._held = []
@@ -349,8 +382,11 @@ class RunLedger:
     def _apply(self, ops: Sequence[Op]) -> None:
         """Commit facts in one transaction. One that the database refuses for what it is does not hold up the others."""
         try:
-            with writing(self._store.engine) as connection:
-                _insert(connection, self._run.pk, ops)
+            if self._through is not None:
+                self._through([_storable(op) for op in ops])
+            else:
+                with writing(self._store.engine) as connection:
+                    insert(connection, self._run.pk, ops, epoch=self._epoch)
         except (
             IntegrityError,
             BadData,
@@ -397,18 +433,26 @@ class RunLedger:
         self._commit(ops, due=True)
 
 
-def _insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op]) -> None:
+def insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op], *, epoch: int | None) -> None:
+    """Facts of one run, as ``Spool`` keeps them, in the caller's transaction. ``epoch``: of the lease they were made under.
+
+    Raises FencedOut if it is over; ValueError, TypeError, KeyError or StatementError for what is no fact.
+    """
+    if epoch is not None:
+        leases.fence(connection, run_pk, epoch)
     rows: dict[str, list[Op]] = {}
     for op in ops:
         rows.setdefault(op["op"], []).append({key: value for key, value in op.items() if key != "op"})
+    if "checkpoint" in rows:
+        sql.insert_checkpoints(connection, run_pk, rows.pop("checkpoint"))
     for kind, table in _FACTS.items():
         if kind in rows:
             sql.insert_facts(connection, table, run_pk, rows.pop(kind))
     point("ledger.mid_commit")
     if "metric" in rows:
-        sql.insert_metrics(connection, run_pk, [{**row, "value": float(row["value"])} for row in rows.pop("metric")])
+        metrics.insert(connection, run_pk, [{**row, "value": float(row["value"])} for row in rows.pop("metric")])
     if "event" in rows:
-        sql.insert_events(connection, run_pk, rows.pop("event"))
+        events.insert(connection, run_pk, rows.pop("event"))
     for row in rows.pop("end", []):
         sql.end_segment(connection, run_pk, row["segment"], row["ending"], row["at"])
     if rows:

@@ -31,6 +31,66 @@ class RunInfo:
     started: int | None
     ended: int | None
     folder: Path
+    version: int = 1
+    """Grows with every change: the ETag of the service."""
+    project: str = ""
+    parent_run: str | None = None
+    """Id of the run that this one was forked from."""
+    from_checkpoint: str | None = None
+    """Digest of the checkpoint that it begins from."""
+    priority: int = 0
+    max_restarts: int = 0
+    restarts: int = 0
+    max_runtime: float | None = None
+    """Seconds in state ``running``."""
+    lease_owner: str | None = None
+    lease_epoch: int = 0
+    """Fencing token: every write of a process that holds the run carries the one it got."""
+    lease_until: int | None = None
+    heartbeat_at: int | None = None
+    last_step_at: int | None = None
+    desired: str = "run"
+    """run, pause or cancel: what was asked of the process that holds it."""
+    deadline: int | None = None
+    """When its state ends by itself; see ``states.Limits``."""
+    exit_code: int | None = None
+    deleted_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to work on a run until ``until``, and the token that proves it."""
+
+    run: str
+    run_pk: int
+    epoch: int
+    owner: str
+    until: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """Something asked of the process that holds a run."""
+
+    pk: int
+    kind: str
+    """pause, resume, cancel or checkpoint."""
+    args: Mapping[str, Any]
+    at: int
+    by: str
+    acked_at: int | None
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """What a heartbeat learns."""
+
+    state: State
+    desired: str
+    until: int
+    commands: tuple[Command, ...]
+    """Not yet acknowledged, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,6 +111,15 @@ class Segment:
     reward_digest: str
     versions: Mapping[str, Any]
     """Libraries, Python, git commit, verifiers: what this process ran."""
+    epoch: int = 0
+    """Of the lease it ran under; 0 for records of before there were leases."""
+    owner: str = ""
+    environment_digest: str | None = None
+    model_digest: str | None = None
+    from_checkpoint: str | None = None
+    """Digest of the checkpoint it went on from."""
+    to_step: int | None = None
+    """The first step that it did not take; set with its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,6 +129,9 @@ class Event:
     kind: str
     segment: int | None
     payload: Mapping[str, Any]
+    uid: str = ""
+    digest: str = ""
+    """Over this event and the digest of the one before: see ``events.link``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

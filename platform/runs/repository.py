@@ -5,7 +5,6 @@ Inserts are idempotent: a fact that is already there is left alone, so that a sp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,36 +13,82 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from jurat.platform.db import tables as t
-from jurat.platform.runs.records import Event, Measured, Part, Point, RunInfo, Saved, Segment, VerdictStat
-from jurat.platform.runs.states import ENDED, State, sources
+from jurat.platform.db.clock import now
+from jurat.platform.db.insert import insert_new
+from jurat.platform.provenance import edges, versions
+from jurat.platform.provenance.records import Ingredients
+from jurat.platform.recipe import Recipe
+from jurat.platform.runs import events, metrics, search
+from jurat.platform.runs.leases import run_of
+from jurat.platform.runs.records import Measured, Part, RunInfo, Saved, Segment, VerdictStat
+from jurat.platform.runs.states import LIMITS, Limits, State
 from jurat.platform.types import CheckpointRef, Estimate, Evaluation
 
 Row = Mapping[str, Any]
-
-_CHUNK = 500
-"""Rows of one INSERT: stays under SQLite's limit of bound parameters."""
-
-
-def insert_new(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> None:
-    """Insert the rows whose key is not there yet."""
-    make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    for first in range(0, len(rows), _CHUNK):
-        connection.execute(make(table).on_conflict_do_nothing(), list(rows[first : first + _CHUNK]))
 
 
 # ---- runs --------------------------------------------------------------------------------------------------------
 
 
-def _run(row: sa.RowMapping, runs_folder: Path) -> RunInfo:
-    kept = {key: row[key] for key in RunInfo.__slots__ if key != "folder"}
-    return RunInfo(**kept, folder=runs_folder / row["id"])
+def new_run(
+    connection: sa.Connection,
+    run_id: str,
+    *,
+    recipe: Recipe,
+    recipe_digest: str,
+    reward_digest: str = "",
+    meta: Mapping[str, Any] | None = None,
+    state: State = "created",
+    project: str = "",
+    priority: int = 0,
+    max_restarts: int = 0,
+    max_runtime: float | None = None,
+    parent_run: str | None = None,
+    from_checkpoint: str | None = None,
+    tags: Mapping[str, Any] | None = None,
+    by: str = "",
+    limits: Limits = LIMITS,
+) -> bool:
+    """A run that nobody works on yet: ``created``, or ``queued`` for a launcher to claim. False if the id is taken.
 
-
-def insert_run(connection: sa.Connection, row: Row) -> bool:
-    """False if the id is taken."""
+    ``reward_digest`` '': the process that starts it finds it. ``parent_run``, ``from_checkpoint``: what it is forked from.
+    """
+    at = now(connection)
+    whole = recipe.model_dump(mode="json")
+    row = {
+        "id": run_id, "name": t.visible(recipe.name), "state": state, "detail": "", "version": 1, "recipe": whole,
+        "recipe_digest": recipe_digest, "reward_digest": reward_digest, "meta": dict(meta or {}), "created": at,
+        "project": t.visible(project), "priority": priority, "max_restarts": max_restarts, "max_runtime": max_runtime,
+        "parent_run": parent_run, "from_checkpoint": from_checkpoint,
+        "deadline": at + int((limits.of(state) or 0) * 1_000_000),
+    }  # fmt: skip
     make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     done = connection.execute(make(t.run).values(**row).on_conflict_do_nothing().returning(t.run.c.pk))
-    return done.scalar() is not None
+    pk = done.scalar()
+    if pk is None:
+        return False
+    search.label(connection, pk, "param", search.flattened(whole))
+    if tags:
+        search.label(connection, pk, "tag", tags)
+    if parent_run is not None:
+        versions.forked(connection, run_id, parent_run, from_checkpoint)
+    if state != "created":
+        events.add(connection, pk, "state", {"from": "created", "to": state, "detail": "", "by": by}, at=at)
+    return True
+
+
+def pin_reward(
+    connection: sa.Connection, run_pk: int, *, rewards: Sequence[str], verifiers: Mapping[str, str], change: str
+) -> None:
+    """The reward that the run is held to; a change of it is an event."""
+    c = t.run.c
+    before = connection.execute(sa.select(c.meta).where(c.pk == run_pk).with_for_update()).scalar_one()
+    meta = {**before, "rewards": list(rewards), "verifiers": dict(verifiers)}
+    values = {"meta": meta, "reward_digest": rewards[-1], "version": c.version + 1}
+    connection.execute(sa.update(t.run).where(c.pk == run_pk).values(**values))
+    if change:
+        payload = {"before": before.get("rewards"), "now": list(rewards), "difference": change}
+        events.add(connection, run_pk, "reward_change_accepted", payload, at=now(connection))
 
 
 def find_runs(connection: sa.Connection, prefix: str, runs_folder: Path) -> list[RunInfo]:
@@ -51,7 +96,7 @@ def find_runs(connection: sa.Connection, prefix: str, runs_folder: Path) -> list
     found = connection.execute(
         sa.select(t.run).where(t.run.c.id.startswith(prefix, autoescape=True)).limit(50)
     ).mappings()
-    runs = [_run(row, runs_folder) for row in found]
+    runs = [run_of(row, runs_folder) for row in found]
     return [run for run in runs if run.id == prefix] or runs
 
 
@@ -60,45 +105,40 @@ def list_runs(connection: sa.Connection, runs_folder: Path, *, limit: int | None
     query = sa.select(t.run).order_by(t.run.c.created.desc(), t.run.c.pk.desc())
     if state is not None:
         query = query.where(t.run.c.state == state)
-    return [_run(row, runs_folder) for row in connection.execute(query.limit(limit)).mappings()]
+    return [run_of(row, runs_folder) for row in connection.execute(query.limit(limit)).mappings()]
 
 
 def run_ids(connection: sa.Connection) -> list[str]:
     return list(connection.execute(sa.select(t.run.c.id)).scalars())
 
 
-def move_run(connection: sa.Connection, run_pk: int, state: State, detail: str, at: int) -> str | None:
-    """Enter ``state`` if the move is legal and return the state before; None (and nothing written) if it is not."""
-    before = connection.execute(sa.select(t.run.c.state).where(t.run.c.pk == run_pk).with_for_update()).scalar()
-    times: dict[str, Any] = {"ended": at if state in ENDED else None}
-    if state == "running":
-        times["started"] = sa.func.coalesce(t.run.c.started, at)
-    moved = connection.execute(
-        sa.update(t.run)
-        .where(t.run.c.pk == run_pk, t.run.c.state.in_(sorted(sources(state))))
-        .values(state=state, detail=t.visible(detail), version=t.run.c.version + 1, **times)
-    )
-    return before if moved.rowcount else None
-
-
 # ---- segments ----------------------------------------------------------------------------------------------------
 
 
-def insert_segment(connection: sa.Connection, run_pk: int, row: Row) -> int:
-    """The number of the new segment."""
+def insert_segment(connection: sa.Connection, run_pk: int, row: Row, made_of: Ingredients | None = None) -> int:
+    """The number of the new segment. ``made_of`` is registered and joined to it in the same transaction."""
     connection.execute(sa.select(t.run.c.pk).where(t.run.c.pk == run_pk).with_for_update())
     last = connection.execute(sa.select(sa.func.max(t.segment.c.no)).where(t.segment.c.run_pk == run_pk)).scalar()
     no = 0 if last is None else int(last) + 1
-    connection.execute(sa.insert(t.segment).values(run_pk=run_pk, no=no, **row))
+    made: dict[str, str | None] = {}
+    if made_of is not None:
+        run_id = connection.execute(sa.select(t.run.c.id).where(t.run.c.pk == run_pk)).scalar_one()
+        made = versions.record(connection, run_id, no, made_of)
+    connection.execute(sa.insert(t.segment).values(run_pk=run_pk, no=no, **row, **made))
+    if no:
+        metrics.superseded(connection, run_pk)
     return no
 
 
 def end_segment(connection: sa.Connection, run_pk: int, no: int, ending: str, at: int) -> None:
     """Only the first end counts."""
+    reached = sa.select(sa.func.max(t.metric_latest.c.step)).where(
+        t.metric_latest.c.run_pk == run_pk, t.metric_latest.c.segment == no
+    )
     connection.execute(
         sa.update(t.segment)
         .where(t.segment.c.run_pk == run_pk, t.segment.c.no == no, t.segment.c.ended.is_(None))
-        .values(ended=at, ending=t.visible(ending))
+        .values(ended=at, ending=t.visible(ending), to_step=reached.scalar_subquery() + 1)
     )
 
 
@@ -112,109 +152,15 @@ def segments(connection: sa.Connection, run_pk: int) -> list[Segment]:
 # ---- facts -------------------------------------------------------------------------------------------------------
 
 
-def insert_events(connection: sa.Connection, run_pk: int, rows: Sequence[Row]) -> None:
-    """rows: uid, segment, at, kind, payload. They get the next numbers in order; a known uid is left out."""
-    connection.execute(sa.select(t.run.c.pk).where(t.run.c.pk == run_pk).with_for_update())
-    known = set(
-        connection.execute(
-            sa.select(t.run_event.c.uid).where(
-                t.run_event.c.run_pk == run_pk, t.run_event.c.uid.in_([r["uid"] for r in rows])
-            )
-        ).scalars()
-    )
-    last = (
-        connection.execute(sa.select(sa.func.max(t.run_event.c.seq)).where(t.run_event.c.run_pk == run_pk)).scalar()
-        or 0
-    )
-    new = {row["uid"]: row for row in rows if row["uid"] not in known}
-    numbered = [{"run_pk": run_pk, "seq": int(last) + place, **row} for place, row in enumerate(new.values(), start=1)]
-    if numbered:
-        connection.execute(sa.insert(t.run_event), numbered)
-
-
-def insert_metrics(connection: sa.Connection, run_pk: int, rows: Sequence[Row]) -> None:
-    """rows: segment, step, at, name, value."""
-    names = sorted({t.visible(row["name"]) for row in rows})
-    keys: dict[str, int] = {}
-    for first in range(0, len(names), _CHUNK):
-        some = names[first : first + _CHUNK]
-        query = sa.select(t.metric_key.c.name, t.metric_key.c.pk).where(t.metric_key.c.name.in_(some))
-        found = {name: pk for name, pk in connection.execute(query)}
-        if new := [{"name": name} for name in some if name not in found]:
-            insert_new(connection, t.metric_key, new)
-            found = {name: pk for name, pk in connection.execute(query)}
-        keys |= found
-    insert_new(
-        connection,
-        t.metric_point,
-        [
-            {
-                "run_pk": run_pk,
-                "key_pk": keys[t.visible(row["name"])],
-                "segment": row["segment"],
-                "step": row["step"],
-                "at": row["at"],
-                "value": None if math.isnan(row["value"]) else row["value"],
-            }
-            for row in rows
-        ],
-    )
+def insert_checkpoints(connection: sa.Connection, run_pk: int, rows: Sequence[Row]) -> None:
+    """With the edges that say what made them."""
+    insert_facts(connection, t.checkpoint, run_pk, rows)
+    edges.of_checkpoints(connection, run_pk, rows)
 
 
 def insert_facts(connection: sa.Connection, table: sa.Table, run_pk: int, rows: Iterable[Row]) -> None:
     """Rows of a table whose columns they name, run_pk aside."""
     insert_new(connection, table, [{"run_pk": run_pk, **row} for row in rows])
-
-
-def events(connection: sa.Connection, run_pk: int, *, after: int, limit: int | None) -> list[Event]:
-    e = t.run_event.c
-    found = connection.execute(
-        sa.select(t.run_event).where(e.run_pk == run_pk, e.seq > after).order_by(e.seq).limit(limit)
-    ).mappings()
-    return [Event(**{key: row[key] for key in Event.__slots__}) for row in found]
-
-
-def metrics(
-    connection: sa.Connection,
-    run_pk: int,
-    *,
-    names: Sequence[str] | None,
-    stage: str | None,
-    after: tuple[int, int] | None,
-) -> list[Point]:
-    """Canonical points by (stage, step, name); ``after``: only later than this (stage index, step)."""
-    m = t.canonical_metric_point.c
-    query = (
-        sa.select(m.stage, m.segment, m.step, m.at, t.metric_key.c.name, m.value)
-        .join(t.metric_key, t.metric_key.c.pk == m.key_pk)
-        .where(m.run_pk == run_pk)
-        .order_by(m.stage_index, m.step, t.metric_key.c.name)
-    )
-    if names is not None:
-        query = query.where(t.metric_key.c.name.in_(names))
-    if stage is not None:
-        query = query.where(m.stage == stage)
-    if after is not None:
-        index, step = after
-        query = query.where(sa.or_(m.stage_index > index, sa.and_(m.stage_index == index, m.step > step)))
-    return [
-        Point(**{**row, "value": math.nan if row["value"] is None else row["value"]})
-        for row in connection.execute(query).mappings()
-    ]
-
-
-def last_metrics(connection: sa.Connection, run_pk: int) -> list[Point]:
-    """The newest canonical step's points."""
-    m = t.canonical_metric_point.c
-    newest = connection.execute(
-        sa.select(m.stage_index, m.step)
-        .where(m.run_pk == run_pk)
-        .order_by(m.stage_index.desc(), m.step.desc())
-        .limit(1)
-    ).first()
-    return (
-        [] if newest is None else metrics(connection, run_pk, names=None, stage=None, after=(newest[0], newest[1] - 1))
-    )
 
 
 def checkpoints(connection: sa.Connection, run_pk: int, *, all_rows: bool) -> list[Saved]:

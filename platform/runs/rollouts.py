@@ -411,6 +411,18 @@ def read(
     return Page(records=records, matched=len(found), faults=tuple(faults))
 
 
+def find(store: Store, run: RunInfo, rollout_id: str) -> Record | None:
+    """One rollout by its id; of several segments that made it the newest. Parts that are damaged are left out."""
+    for part in reversed(store.parts(run)):
+        try:
+            ids = _load(run, part, ["rollout_id"]).column(0)
+            if (place := ids.index(rollout_id).as_py()) >= 0:
+                return _record(_load(run, part).slice(place, 1).to_pylist()[0])
+        except DataError:
+            continue
+    return None
+
+
 def _badness(columns: Mapping[str, list[Any]], row: int) -> tuple[bool, float, int, int, int]:
     reward = columns["reward"][row]
     worth = math.inf if reward is None else float(reward)

@@ -6,24 +6,38 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import getpid
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from jurat.platform.db import tables as t
 from jurat.platform.db.engine import connect, first_contact, reading, sqlite_url, writing
-from jurat.platform.db.upgrade import upgrade
+from jurat.platform.db.upgrade import is_empty, refuse_other, upgrade
 from jurat.platform.errors import ConfigError, RunFailed, nearest
+from jurat.platform.provenance.records import Ingredients
 from jurat.platform.recipe import Recipe
+from jurat.platform.runs import events, leases, metrics
 from jurat.platform.runs import repository as sql
 from jurat.platform.runs.lock import Holder, holder
-from jurat.platform.runs.records import Event, Measured, Part, Point, RunInfo, Saved, Segment, VerdictStat
-from jurat.platform.runs.states import State
+from jurat.platform.runs.records import (
+    Beat,
+    Command,
+    Event,
+    Lease,
+    Measured,
+    Part,
+    Point,
+    RunInfo,
+    Saved,
+    Segment,
+    VerdictStat,
+)
+from jurat.platform.runs.states import LIMITS, Limits, State
 from jurat.platform.types import CheckpointRef, Evaluation
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -31,6 +45,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+T = TypeVar("T")
 
 
 def new_id(at: int | None = None) -> str:
@@ -55,8 +70,11 @@ class Store:
         self.runs_folder = home / "runs"
 
     @classmethod
-    def open(cls, url: str | None, home: Path, *, busy_seconds: float = 10.0) -> Store:
-        """Open, creating or upgrading the schema. ``url`` None: SQLite at ``home/jurat.db``.
+    def open(
+        cls, url: str | None, home: Path, *, busy_seconds: float = 10.0, durable: bool = True, migrate: bool = True
+    ) -> Store:
+        """Open, creating or upgrading the schema. ``url`` None: SQLite at ``home/jurat.db``. ``migrate`` False: only an
+        empty database gets one, another that is not this version's is refused. ``durable``: as of ``engine.connect``.
 
         Raises ConfigError for a bad URL, RunFailed if the database cannot be opened, SchemaError if it is newer.
         """
@@ -67,9 +85,11 @@ class Store:
             raise RunFailed(
                 f"cannot make the home folder: {error}", where=str(home), fix="choose another with --home"
             ) from None
-        engine = connect(url or sqlite_url(home / "jurat.db"), busy_seconds=busy_seconds)
+        engine = connect(url or sqlite_url(home / "jurat.db"), busy_seconds=busy_seconds, durable=durable)
         first_contact(engine)
-        upgrade(engine)
+        if migrate or is_empty(engine):
+            upgrade(engine)
+        refuse_other(engine)
         return cls(engine, home)
 
     def close(self) -> None:
@@ -84,6 +104,17 @@ class Store:
     def _writing(self) -> Iterator[sa.Connection]:
         with self._told(), writing(self.engine) as connection:
             yield connection
+
+    def read(self, ask: Callable[[sa.Connection], T]) -> T:
+        """The answer of repository functions, within one snapshot. Raises RunFailed where the database does not answer."""
+        with self._reading() as connection:
+            return ask(connection)
+
+    def write(self, do: Callable[[sa.Connection], T]) -> T:
+        """What repository functions do, in one transaction of its own: committed on return. A server with many writers
+        hands the same functions to a ``platform.db.writer.Writer`` of this store's ``engine``."""
+        with self._writing() as connection:
+            return do(connection)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -107,37 +138,34 @@ class Store:
         reward_digest: str,
         meta: Mapping[str, Any],
         run_id: str | None = None,
+        **more: Any,
     ) -> RunInfo:
-        """A new run in state ``created`` with its own folder. ``run_id`` None: a short one is made.
+        """A new run in state ``created`` with its own folder. ``run_id`` None: a short one is made. ``more``: as of
+        ``repository.new_run``.
 
         ``meta``: JSON; ``meta["verifiers"]`` may map member names to version digests, which ``runs show`` prints.
         Raises ConfigError for an id that is taken or is not a plain name.
         """
         if run_id is not None:
             self.refuse_taken(run_id)
-        at = now()
-        row = {
-            "name": t.visible(recipe.name),
-            "state": "created",
-            "recipe": recipe.model_dump(mode="json"),
-            "recipe_digest": recipe_digest,
-            "reward_digest": reward_digest,
-            "meta": dict(meta),
-            "created": at,
-        }
+        given = {"recipe": recipe, "recipe_digest": recipe_digest, "reward_digest": reward_digest, "meta": meta, **more}
         while True:
-            made = run_id or new_id(at)
+            made = run_id or new_id()
             with self._writing() as connection:
-                if sql.insert_run(connection, {"id": made, **row}):
+                if sql.new_run(connection, made, **given):
                     break
             if run_id is not None:
                 raise self._taken(run_id)
         run = self.run(made)
+        self.make_folder(run)
+        return run
+
+    def make_folder(self, run: RunInfo) -> None:
+        """Raises RunFailed where it cannot be made."""
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFailed(f"cannot make the run's folder: {error}", where=str(run.folder)) from None
-        return run
 
     def refuse_taken(self, run_id: str) -> None:
         """Raises ConfigError for a name that no new run can have: before anything is done for it."""
@@ -186,19 +214,8 @@ class Store:
 
     def set_state(self, run: RunInfo, state: State, detail: str = "") -> RunInfo:
         """Enter a state and record the move as an event. Raises RunFailed if the move is not in ``states.MOVES``."""
-        at = now()
         with self._writing() as connection:
-            before = sql.move_run(connection, run.pk, state, detail, at)
-            if before is not None:
-                payload = {"from": before, "to": state, "detail": detail}
-                event = {
-                    "uid": f"state-{secrets.token_hex(8)}",
-                    "segment": None,
-                    "at": at,
-                    "kind": "state",
-                    "payload": payload,
-                }
-                sql.insert_events(connection, run.pk, [event])
+            before = leases.move(connection, run.pk, state, detail)
         fresh = self.run(run.id)
         if before is None:
             raise RunFailed(
@@ -209,6 +226,45 @@ class Store:
                 else "jurat runs show tells what it did",
             )
         return fresh
+
+    # ---- leases ----
+
+    def take(self, run: RunInfo, *, epoch: int | None = None, limits: Limits = LIMITS) -> Lease:
+        """The run is running and this process's, which holds its folder's lock. ``epoch``: of the lease that a launcher
+        claimed for it. Raises FencedOut where another machine's process holds a live lease."""
+        owner = f"{socket.gethostname()}:{getpid()}"
+        with self._writing() as connection:
+            here = leases.holder(connection, run.pk)
+            alone = here is None or here.partition(":")[0] == socket.gethostname()
+            return leases.take(connection, run.pk, owner, epoch=epoch, alone=alone, limits=limits)
+
+    def heartbeat(self, lease: Lease, *, limits: Limits = LIMITS) -> Beat:
+        """Raises FencedOut."""
+        with self._writing() as connection:
+            return leases.heartbeat(connection, lease.run_pk, lease.epoch, limits=limits)
+
+    def check(self, lease: Lease) -> None:
+        """Raises FencedOut if the lease is over."""
+        with self._reading() as connection:
+            leases.fence(connection, lease.run_pk, lease.epoch)
+
+    def end(self, lease: Lease, state: State, detail: str = "", *, exit_code: int | None = None) -> State:
+        """How the run ended, as of ``leases.end``; the state that it is in then. Raises FencedOut, RunFailed."""
+        with self._writing() as connection:
+            return leases.end(connection, lease.run_pk, state, detail, epoch=lease.epoch, exit_code=exit_code)
+
+    def pin_reward(
+        self, lease: Lease, *, rewards: Sequence[str], verifiers: Mapping[str, str], change: str = ""
+    ) -> None:
+        """The reward of each stage that the run is held to from now on. ``change``: the accepted difference to the one
+        before, which is recorded as an event. Raises FencedOut."""
+        with self._writing() as connection:
+            leases.fence(connection, lease.run_pk, lease.epoch)
+            sql.pin_reward(connection, lease.run_pk, rewards=rewards, verifiers=verifiers, change=change)
+
+    def acknowledge(self, lease: Lease, command: Command, result: str) -> None:
+        with self._writing() as connection:
+            leases.acknowledge(connection, lease.run_pk, command.pk, result, epoch=lease.epoch)
 
     # ---- segments ----
 
@@ -221,8 +277,11 @@ class Store:
         first_step: int,
         reward_digest: str | None = None,
         versions: Mapping[str, Any] | None = None,
+        lease: Lease | None = None,
+        made_of: Ingredients | None = None,
     ) -> Segment:
-        """This process takes up a stage at ``first_step``: from there on its rows are the canonical ones."""
+        """This process takes up a stage at ``first_step``: from there on its rows are the canonical ones. ``made_of`` is
+        recorded with it. Raises FencedOut if ``lease`` is over."""
         row = {
             "stage": stage,
             "stage_index": stage_index,
@@ -232,9 +291,13 @@ class Store:
             "pid": getpid(),
             "reward_digest": run.reward_digest if reward_digest is None else reward_digest,
             "versions": dict(versions or {}),
+            "epoch": lease.epoch if lease else 0,
+            "owner": lease.owner if lease else "",
         }
         with self._writing() as connection:
-            no = sql.insert_segment(connection, run.pk, row)
+            if lease is not None:
+                leases.fence(connection, run.pk, lease.epoch)
+            no = sql.insert_segment(connection, run.pk, row, made_of)
         return Segment(no=no, ended=None, ending="", **row)  # type: ignore[arg-type]
 
     def end_segment(self, run: RunInfo, segment: Segment, ending: str) -> None:
@@ -251,7 +314,7 @@ class Store:
     def add_event(self, run: RunInfo, kind: str, payload: Mapping[str, Any], *, segment: int | None = None) -> None:
         event = {"uid": secrets.token_hex(8), "segment": segment, "at": now(), "kind": kind, "payload": dict(payload)}
         with self._writing() as connection:
-            sql.insert_events(connection, run.pk, [event])
+            events.insert(connection, run.pk, [event])
 
     def add_metrics(self, run: RunInfo, segment: Segment, step: int, values: Mapping[str, float]) -> None:
         at = now()
@@ -259,11 +322,11 @@ class Store:
             {"segment": segment.no, "step": step, "at": at, "name": k, "value": float(v)} for k, v in values.items()
         ]
         with self._writing() as connection:
-            sql.insert_metrics(connection, run.pk, rows)
+            metrics.insert(connection, run.pk, rows)
 
     def add_checkpoint(self, run: RunInfo, segment: Segment, ref: CheckpointRef) -> None:
         with self._writing() as connection:
-            sql.insert_facts(connection, t.checkpoint, run.pk, [checkpoint_row(ref, segment.no, now())])
+            sql.insert_checkpoints(connection, run.pk, [checkpoint_row(ref, segment.no, now())])
 
     def add_evaluation(self, run: RunInfo, segment: Segment, result: Evaluation) -> None:
         with self._writing() as connection:
@@ -273,7 +336,7 @@ class Store:
 
     def events(self, run: RunInfo, *, after: int = 0, limit: int | None = None) -> list[Event]:
         with self._reading() as connection:
-            return sql.events(connection, run.pk, after=after, limit=limit)
+            return events.read(connection, run.pk, after=after, limit=limit)
 
     def metrics(
         self,
@@ -285,12 +348,12 @@ class Store:
     ) -> list[Point]:
         """By (stage, step, name). ``after``: (stage index, step) of the last one already seen."""
         with self._reading() as connection:
-            return sql.metrics(connection, run.pk, names=names, stage=stage, after=after)
+            return metrics.points(connection, run.pk, names=names, stage=stage, after=after)
 
     def last_metrics(self, run: RunInfo) -> list[Point]:
         """Every metric of the newest step."""
         with self._reading() as connection:
-            return sql.last_metrics(connection, run.pk)
+            return metrics.last_points(connection, run.pk)
 
     def checkpoints(self, run: RunInfo, *, all_rows: bool = False) -> list[Saved]:
         with self._reading() as connection:

@@ -197,7 +197,7 @@ def test_rollouts_filters_and_json(jurat: Any, finished: RunInfo) -> None:
 
 
 def test_verify_names_the_damaged_part(jurat: Any, finished: RunInfo) -> None:
-    assert jurat("runs", "verify", "one")[:2] == (0, "2 of 2 parts are as recorded\n")
+    assert jurat("runs", "verify", "one")[:2] == (0, "3 events, 2 parts, 0 checkpoints: as recorded\n")
     path = finished.folder / "rollouts/main/step-000001-seg0.parquet"
     data = path.read_bytes()
     path.write_bytes(data[:100] + bytes([data[100] ^ 4]) + data[101:])
@@ -263,10 +263,10 @@ def test_watch_follows_a_live_run(home: Path, finished: RunInfo, step_report: An
 
 def test_db_upgrade(jurat: Any, home: Path) -> None:
     code, out, _ = jurat("db", "upgrade")
-    assert (code, out) == (0, f"sqlite:///{home}/jurat.db: schema none -> 0001\n")
-    assert jurat("db", "upgrade")[1] == f"sqlite:///{home}/jurat.db has schema 0001, the newest\n"
+    assert (code, out) == (0, f"sqlite:///{home}/jurat.db: schema none -> 0002\n")
+    assert jurat("db", "upgrade")[1] == f"sqlite:///{home}/jurat.db has schema 0002, the newest\n"
     told = json.loads(jurat("db", "upgrade", "--json")[1])
-    assert (told["before"], told["now"]) == ("0001", "0001")
+    assert (told["before"], told["now"]) == ("0002", "0002")
 
 
 def test_show_says_what_was_deleted_and_how_the_recipe_was_filled(jurat: Any, home: Path, finished: RunInfo) -> None:

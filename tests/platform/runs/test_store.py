@@ -65,7 +65,7 @@ def test_a_home_without_runs(store: Store) -> None:
 
 def test_states_move_as_the_table_says(store: Store, recipe: Recipe) -> None:
     assert states.MOVES["finished"] == frozenset()
-    assert states.sources("finished") == {"running"}
+    assert states.sources("finished") == {"running", "pausing", "cancelling", "finishing"}
     run = store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={})
     with pytest.raises(RunFailed, match=f"run {run.id} is created: it cannot become finished"):
         store.set_state(run, "finished")

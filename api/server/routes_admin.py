@@ -1,0 +1,88 @@
+"""Keys, and what is asked of the service itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from jurat import __version__
+from jurat.api.server import shapes
+from jurat.api.server.problems import KINDS, MEDIA_TYPE, Problem, example, responses
+from jurat.api.server.service import Admin, Here
+from jurat.api.server.shapes import tell
+from jurat.platform import access
+from jurat.platform.access import Key
+from jurat.platform.db.tables import REVISIONS
+from jurat.platform.errors import ConfigError, JuratError
+
+router = APIRouter(tags=["keys"])
+outside = APIRouter(tags=["service"])
+
+
+def _told(key: Key) -> dict[str, Any]:
+    return {
+        **{name: getattr(key, name) for name in Key.__slots__ if name not in ("run_id", "epoch")},
+        "scopes": list(key.scopes),
+    }
+
+
+@router.get("/api-keys", summary="Keys, without their secrets", responses=responses())
+def list_keys(service: Here, who: Admin) -> Response:
+    return tell({"api_keys": [_told(key) for key in service.store.read(access.keys)]})
+
+
+@router.post("/api-keys", status_code=201, summary="Make a key; it is shown this once", responses=responses())
+def create_key(asked: shapes.NewKey, request: Request, service: Here, who: Admin) -> Response:
+    """No Idempotency-Key: the answer holds a secret, which is kept nowhere."""
+    try:
+        kept, key = service.writer.call(lambda c: access.make_key(c, asked.name, asked.scopes, seconds=asked.seconds))
+    except ConfigError as error:
+        raise Problem(
+            "invalid",
+            f"{error.what}. {error.fix}",
+            errors=[{"pointer": "/scopes", "code": "unknown-scope", "message": error.what}],
+        ) from None
+    service.audit(who.name, "create key", kept.key_id, request.scope["state"]["request_id"], "done")
+    return tell({**_told(kept), "key": key}, 201)
+
+
+@router.delete("/api-keys/{key_id}", status_code=204, summary="Revoke a key", responses=responses())
+def revoke_key(key_id: str, request: Request, service: Here, who: Admin) -> Response:
+    if not service.writer.call(lambda c: access.revoke(c, key_id)):
+        raise Problem("not-found", "there is no such key, or it was revoked before")
+    service.keys.forget()
+    service.audit(who.name, "revoke key", key_id, request.scope["state"]["request_id"], "done")
+    return Response(status_code=204)
+
+
+@outside.get("/healthz", summary="The process answers")
+def healthz() -> Response:
+    return tell({"ok": True})
+
+
+@outside.get("/readyz", summary="The store answers", responses={503: {"description": "It does not"}})
+def readyz(service: Here) -> Response:
+    try:
+        service.store.read(lambda connection: connection.exec_driver_sql("SELECT 1"))
+    except JuratError:
+        return tell({"ok": False}, 503)
+    return tell({"ok": True, "launcher": service.launcher is not None and service.launcher.alive()})
+
+
+@outside.get("/version", summary="What runs here")
+def version() -> Response:
+    return tell({"jurat": __version__, "schema": REVISIONS[-1], "api": "v1"})
+
+
+@outside.get("/openapi.json", include_in_schema=False)
+def openapi(request: Request) -> Response:
+    return Response(json.dumps(request.app.openapi()), media_type="application/json")
+
+
+@outside.get("/problems/{kind}", summary="What a problem's type means")
+def problem(kind: str) -> Response:
+    if kind not in KINDS:
+        raise Problem("not-found", "there is no problem of that type")
+    return Response(json.dumps({**example(kind), "request_id": "", "instance": ""}), media_type=MEDIA_TYPE)

@@ -1,0 +1,184 @@
+"""Runs by filter, order and page: people's text becomes the tree that ``platform/runs/search.py`` compiles."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+
+from jurat.api.server import filters, pages, shapes
+from jurat.api.server.problems import Problem
+from jurat.platform.db.engine import reading
+from jurat.platform.errors import ConfigError, nearest
+from jurat.platform.runs import metrics as metrics_of
+from jurat.platform.runs import search as find
+from jurat.platform.runs.metrics import Latest
+from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs.store import Store
+
+SECONDS = 5.0
+"""Of one query, then it is given up."""
+TIMES = frozenset({"created", "started", "ended", "last_step_at"})
+
+FIELDS = (
+    "id", "name", "project", "state", "detail", "version", "recipe_digest", "reward_spec", "created", "started",
+    "ended", "desired",
+    "lease_epoch", "lease_until", "heartbeat_at", "last_step_at", "parent_run", "from_checkpoint", "priority",
+    "restarts",
+    "max_restarts", "exit_code",
+)  # fmt: skip
+DEFAULT = frozenset({*FIELDS, "tags", "metrics"})
+KNOWN = frozenset({*DEFAULT, "recipe"})
+
+
+def told(run: RunInfo, *, recipe: bool = False) -> dict[str, Any]:
+    """A run as it is sent."""
+    made = {name: run.reward_digest if name == "reward_spec" else getattr(run, name) for name in FIELDS}
+    if recipe:  # without the address of its database, which may hold a password
+        made["recipe"] = {**run.recipe, "tracking": {**(run.recipe.get("tracking") or {}), "database": None}}
+    return made
+
+
+def one(store: Store, run: str, *, recipe: bool = False, metrics: Sequence[str] = ()) -> dict[str, Any]:
+    """All of a run but its recipe and metrics, which must be asked for."""
+    found = store.run(run)
+    made = told(found, recipe=recipe)
+    made["tags"] = store.read(lambda connection: find.labels(connection, found.pk, "tag"))
+    if metrics:
+        columns = None if "*" in metrics else metrics
+        made["metrics"] = values(
+            store.read(lambda connection: metrics_of.latest(connection, [found.pk], columns))[found.pk]
+        )
+    return made
+
+
+def values(latest: Mapping[str, Latest]) -> dict[str, Any]:
+    return {name: shapes.number(found.value) for name, found in sorted(latest.items())}
+
+
+def search(
+    store: Store,
+    secret: bytes,
+    *,
+    filter_: str = "",
+    order_by: str = "",
+    page_size: int = pages.DEFAULT_SIZE,
+    page_token: str | None = None,
+    fields: frozenset[str] = DEFAULT,
+    metrics: Sequence[str] = (),
+    count: bool = False,
+) -> dict[str, Any]:
+    """A page of runs: {runs, next_page_token, total}. Raises Problem."""
+    tree = filters.parse(filter_)
+    where = None if tree is None else _where(tree, filter_)
+    order = _order(order_by)
+    asked = f"runs\x00{filter_}\x00{order_by}\x00{page_size}"
+    after = None if page_token is None else pages.unseal(secret, asked, page_token, 2)
+    columns = None if "*" in metrics else list(metrics)
+    try:
+        with bounded(store) as connection:
+            found = find.find(
+                connection, store.runs_folder, where=where, order=order, after=after, limit=page_size, columns=columns,
+                bodies="recipe" in fields,
+            )  # fmt: skip
+            tags = {run.pk: find.labels(connection, run.pk, "tag") for run in found.runs} if "tags" in fields else {}
+            total = find.count(connection, where) if count else None
+    except ConfigError as error:
+        raise Problem("bad-order" if error.where == "order_by" else "bad-filter", f"{error.what}. {error.fix}",
+                      errors=[{"pointer": error.where[:80], "code": "bad-filter",
+                      "message": error.what}]) from None  # fmt: skip
+    runs = []
+    for run in found.runs:
+        made = {
+            name: value
+            for name, value in told(run, recipe="recipe" in fields).items()
+            if name in fields or name == "id"
+        }
+        made |= {"tags": tags[run.pk]} if "tags" in fields else {}
+        made |= {"metrics": values(found.metrics.get(run.pk, {}))} if metrics else {}
+        runs.append(made)
+    token = None if found.next is None else pages.seal(secret, asked, found.next)
+    return {"runs": runs, "next_page_token": token, **({} if total is None else {"total": total})}
+
+
+def _where(tree: filters.Tree, text: str) -> find.Where:
+    if isinstance(tree, filters.Not):
+        return find.Not(_where(tree.item, text))
+    if isinstance(tree, filters.And):
+        return find.And(tuple(_where(item, text) for item in tree.items))
+    if isinstance(tree, filters.Or):
+        return find.Or(tuple(_where(item, text) for item in tree.items))
+    field = _field(tree.field, text, tree.at, "bad-filter", "filter")
+    given = [_value(field, value, tree, text) for value in tree.values]
+    if tree.op == "LIKE":
+        filters.refuse_pattern(str(given[0]), text, tree.value_at)
+    return find.Term(field, tree.op, tuple(given) if tree.op == "IN" else given[0])
+
+
+def _value(field: str, value: filters.Value, term: filters.Term, text: str) -> str | float | bool:
+    if value is None:
+        raise filters.fault(text, term.value_at, "runs are not compared with null")
+    if field in TIMES and isinstance(value, str):
+        try:
+            return filters.micros(value)
+        except ValueError:
+            raise filters.fault(text, term.value_at, filters.NO_TIME) from None
+    number = field in find.NUMBERS or field.startswith("metrics.")
+    if number and (isinstance(value, (str, bool)) or term.op in (":", "LIKE")):
+        raise filters.fault(
+            text, term.value_at, "expected a number" if term.op not in (":", "LIKE") else f"{term.op} compares texts"
+        )
+    return value
+
+
+ALIASES = {"reward_spec": "reward", "recipe_digest": "recipe", "parent_run": "parent", "lease_owner": "owner"}
+"""Names of what is sent -> names of the store's search."""
+
+
+def _field(path: tuple[str, ...], text: str, at: int, kind: str, parameter: str) -> str:
+    name = ".".join(path)
+    name = ALIASES.get(name, name)
+    if name in find.FIELDS or (len(path) > 1 and name.startswith(find.PREFIXES)):
+        return name
+    known = [*find.FIELDS, *ALIASES, *(f"{prefix}NAME" for prefix in find.PREFIXES)]
+    raise filters.fault(
+        text, at, f"there is no field of that name.{nearest(name, known)} Fields: {', '.join(known)}", kind, parameter
+    )
+
+
+def _order(text: str) -> find.Order:
+    keys = filters.parse_order(text)
+    if not keys:
+        return find.Order()
+    if len(keys) > 1:
+        raise filters.fault(text, keys[1][2], "runs are ordered by one key", "bad-order", "order_by")
+    path, descending, at = keys[0]
+    return find.Order(field=_field(path, text, at, "bad-order", "order_by"), descending=descending)
+
+
+@contextmanager
+def bounded(store: Store, seconds: float = SECONDS) -> Iterator[sa.Connection]:
+    """One snapshot for reading, whose statements end after ``seconds`` in all. Raises Problem."""
+    try:
+        with reading(store.engine) as connection:
+            raw: Any = connection.connection.dbapi_connection
+            if isinstance(raw, sqlite3.Connection):
+                until = time.monotonic() + seconds
+                raw.set_progress_handler(lambda: time.monotonic() > until, 10_000)
+            else:
+                connection.execute(sa.text(f"SET LOCAL statement_timeout = {int(seconds * 1000)}"))
+            try:
+                yield connection
+            finally:
+                if isinstance(raw, sqlite3.Connection):
+                    raw.set_progress_handler(None, 0)
+    except OperationalError as error:
+        said = str(error.orig).lower()
+        if "interrupted" in said or "statement timeout" in said:
+            raise Problem("query-too-slow", f"the query takes more than {seconds:g} s: narrow the filter") from None
+        raise

@@ -1,0 +1,75 @@
+"""The process that ``jurat serve`` is: one server, one launcher, one lock on the home folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from typing import Any
+
+import uvicorn
+
+from jurat.api.server.app import create_app
+from jurat.api.server.executor import LocalExecutor
+from jurat.api.server.launcher import Launcher
+from jurat.api.server.service import Service, Settings
+from jurat.platform.errors import ConfigError, FencedOut
+from jurat.platform.runs.lock import exclusive
+from jurat.platform.runs.states import Limits
+
+
+def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapping[str, Any]], None]) -> None:
+    """Serve until a signal comes; ``listens`` hears of the address. Raises JuratError before anything is served."""
+    folder = settings.home / "service"
+    with ExitStack() as leaving:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            leaving.enter_context(exclusive(folder))
+        except FencedOut as error:
+            raise FencedOut(
+                f"another service holds this home folder: {error.what}", where=str(settings.home), fix="stop it first"
+            ) from None
+        service = leaving.enter_context(closing(Service.start(settings)))
+        listening = leaving.enter_context(closing(_socket(settings)))
+        if settings.slots:
+            limits = Limits(lease=settings.lease_seconds)
+            service.launcher = Launcher(
+                service.store, LocalExecutor(), slots=settings.slots, limits=limits, service=settings.url
+            )
+            service.launcher.start()
+        database = service.store.engine.url.render_as_string(hide_password=True)
+        (folder / "url.json").write_text(json.dumps({"url": settings.url, "database": database}), "utf-8")
+        config = uvicorn.Config(
+            create_app(service), log_level="warning", server_header=False, date_header=False, access_log=False,
+            ws="none", lifespan="off",
+            timeout_keep_alive=75, h11_max_incomplete_event_size=65_536, limit_concurrency=1000,
+            timeout_graceful_shutdown=5, proxy_headers=False,
+        )  # fmt: skip
+        open_to = " without a key" if service.open else ""
+        note(f"jurat serves {settings.home} at {settings.url}{open_to} (Ctrl-C stops it; runs go on)")
+        listens({"url": settings.url, "home": str(settings.home), "open": service.open})
+        try:
+            asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            (folder / "url.json").unlink(missing_ok=True)
+
+
+def _socket(settings: Settings) -> socket.socket:
+    """Raises ConfigError where the address is taken or not this machine's."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # unnamed, asyncio leaves Nagle's delay on: 40 ms each
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((settings.host.strip("[]"), settings.port))
+    except OSError as error:
+        made.close()
+        raise ConfigError(
+            f"cannot listen: {error.strerror}",
+            where=f"{settings.host}:{settings.port}",
+            fix="choose another with --host and --port",
+        ) from None
+    return made

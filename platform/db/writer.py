@@ -1,0 +1,134 @@
+"""One writer for many callers: a thread that takes what waits, in one transaction, and answers after the commit.
+
+::
+
+    submit(job) ─> bounded queue ─> writer thread: BEGIN IMMEDIATE; each job in a savepoint; COMMIT ─> futures
+      │ full: Busy
+
+A job that raises is undone alone, and its caller gets the exception; the others of its group are kept. A commit that
+fails, or a deadlock, fails or repeats all of them.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Self, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from jurat.platform.db.engine import nested, writing
+from jurat.platform.errors import JuratError
+
+T = TypeVar("T")
+Job = Callable[[sa.Connection], Any]
+
+GROUP = 64
+"""Jobs of one transaction at most."""
+TRIES = 5
+"""Of a group that PostgreSQL refused as a deadlock or a serialisation failure."""
+
+
+class Busy(JuratError):
+    """The writer's queue is full: ask again in a moment (429 over HTTP)."""
+
+
+class Writer:
+    """Safe to use from any thread. ``close`` writes what waits and stops the thread."""
+
+    def __init__(self, engine: sa.Engine, *, queue: int = 256, group: int = GROUP) -> None:
+        self._engine, self._limit, self._group = engine, queue, group
+        self._wake = threading.Condition()
+        self._waiting: deque[tuple[Job, Future[Any]]] = deque()
+        self._closing = False
+        self.commits = 0
+        """Transactions so far."""
+        self._thread = threading.Thread(target=self._work, name="jurat-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[sa.Connection], T]) -> Future[T]:
+        """The job's answer, once it is committed. Raises Busy where too many wait, or the writer is closed."""
+        done: Future[T] = Future()
+        with self._wake:
+            if self._closing or len(self._waiting) >= self._limit:
+                said = "is closed" if self._closing else f"has {len(self._waiting)} jobs waiting"
+                raise Busy(f"the database's writer {said}", where="writer", fix="try again in a moment")
+            self._waiting.append((job, done))
+            self._wake.notify()
+        return done
+
+    def call(self, job: Callable[[sa.Connection], T]) -> T:
+        """``submit``, and wait."""
+        return self.submit(job).result()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def close(self) -> None:
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._waiting or self._closing)
+                taken = [self._waiting.popleft() for _ in range(min(self._group, len(self._waiting)))]
+            if not taken:
+                return
+            taken = [(job, done) for job, done in taken if done.set_running_or_notify_cancel()]
+            for attempt in range(1, TRIES + 1):
+                try:
+                    answers = self._commit(taken)
+                except Exception as error:
+                    if attempt < TRIES and _passes(error):
+                        time.sleep(random.uniform(0, 0.01 * 2**attempt))
+                        continue
+                    for _, done in taken:
+                        done.set_exception(error)
+                else:
+                    for (_, done), (answer, failed) in zip(taken, answers, strict=True):
+                        if failed is not None:
+                            done.set_exception(failed)
+                        else:
+                            done.set_result(answer)
+                break
+
+    def _commit(self, taken: Sequence[tuple[Job, Future[Any]]]) -> list[tuple[Any, Exception | None]]:
+        """(answer, error) of each job."""
+        answers: list[tuple[Any, Exception | None]] = []
+        with writing(self._engine) as connection:
+            for job, _ in taken:
+                try:
+                    if len(taken) == 1:
+                        answer = job(connection)
+                    else:
+                        with nested(connection):
+                            answer = job(connection)
+                except Exception as error:
+                    if len(taken) == 1 or _passes(error):
+                        raise
+                    answers.append((None, error))
+                else:
+                    answers.append((answer, None))
+        self.commits += 1
+        return answers
+
+
+def _passes(error: Exception) -> bool:
+    """A serialisation failure or a deadlock: the transaction is to be tried again, as PostgreSQL says."""
+    state = getattr(getattr(error, "orig", None), "sqlstate", None)
+    return isinstance(error, (OperationalError, DBAPIError)) and state in {"40001", "40P01"}

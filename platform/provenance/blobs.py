@@ -1,0 +1,47 @@
+"""Small contents by digest: canonical sources, patches, reports. All SQL of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import sqlalchemy as sa
+
+from jurat.platform.canonical import digest
+from jurat.platform.db import tables as t
+from jurat.platform.db.clock import now
+from jurat.platform.db.insert import insert_new
+
+JSON = "application/json"
+
+
+def put(connection: sa.Connection, content: bytes, media_type: str) -> str:
+    """The digest, ``sha256:`` over the bytes; the content is kept once."""
+    named = digest(content)
+    b = t.blob.c
+    if connection.execute(sa.select(b.digest).where(b.digest == named)).first() is None:
+        row = {
+            "digest": named,
+            "media_type": media_type,
+            "size": len(content),
+            "content": content,
+            "created": now(connection),
+        }
+        insert_new(connection, t.blob, [row])
+    return named
+
+
+def put_json(connection: sa.Connection, value: Any) -> str:
+    text = json.dumps(t.plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return put(connection, text.encode("utf-8"), JSON)
+
+
+def get(connection: sa.Connection, named: str) -> bytes | None:
+    found = connection.execute(sa.select(t.blob.c.content).where(t.blob.c.digest == named)).scalar()
+    return None if found is None else bytes(found)
+
+
+def get_json(connection: sa.Connection, named: str | None) -> Any:
+    """None where there is no such blob."""
+    content = get(connection, named) if named else None
+    return None if content is None else json.loads(content)

@@ -1,0 +1,95 @@
+"""What a process runs on: Python, packages, machine, and the state of the user's own code.
+
+The digest leaves out what a repetition need not share: host, folder, command line. Secrets stay out: of the environment's
+variables nothing is read, and a patch that holds a private key is not kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jurat.platform.canonical import digest
+from jurat.platform.provenance.records import EnvironmentFacts
+
+MAX_PATCH = 1 << 20
+"""Bytes of a patch that are kept."""
+_OWN = (".py", ".yaml", ".yml", ".toml", ".jsonl", ".sh")
+"""Untracked files that belong to the code of a run."""
+_SECRET = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+_HIDDEN = re.compile(r"(?i)(key|token|secret|password|passwd|credential)[^=]*=")
+_URL = re.compile(r"(\w+://)[^/@\s]*@")
+
+
+def describe(base: Path, *, argv: Sequence[str] = (), more: Mapping[str, Any] | None = None) -> EnvironmentFacts:
+    """Of this process, with user code under ``base``. ``more``: JSON that belongs to it, such as devices."""
+    commit, patch, why = _code(base)
+    shared = {
+        "python": platform.python_version(), "implementation": platform.python_implementation(),
+        "system": platform.system(), "machine": platform.machine(), "packages": _packages(), "git_commit": commit,
+        "patch": digest(patch) if patch else "", "devices": dict(more or {}),
+    }  # fmt: skip
+    named = digest({"schema": 1, "kind": "environment", **shared})
+    beside = {
+        "release": platform.release(), "host": platform.node(), "cpus": os.cpu_count(), "base": str(base),
+        "argv": [redacted(word) for word in argv], "prefix": sys.prefix, **({"patch_left_out": why} if why else {}),
+    }  # fmt: skip
+    return EnvironmentFacts(digest=named, attrs={**shared, **beside}, git_commit=commit, patch=patch)
+
+
+def redacted(word: str) -> str:
+    """A word of a command line without what looks like a secret."""
+    hidden = _HIDDEN.search(word)
+    return word[: hidden.end()] + "..." if hidden else _URL.sub(r"\1...@", word)
+
+
+@functools.cache
+def _packages() -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for each in importlib.metadata.distributions():
+        name = each.metadata["Name"]
+        if name:
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), each.version)
+    return dict(sorted(found.items()))
+
+
+def _code(base: Path) -> tuple[str, bytes, str]:
+    """(commit, patch of what it does not hold, why the patch was left out)."""
+    commit = _git(base, "rev-parse", "HEAD")
+    if commit is None:
+        return "", b"", ""
+    parts = [_git(base, "diff", "HEAD", "--no-ext-diff", "--no-color", "--", ".") or b""]
+    untracked = _git(base, "ls-files", "--others", "--exclude-standard", "-z", "--", ".") or b""
+    for name in sorted(untracked.decode("utf-8", "surrogateescape").split("\0")):
+        path = base / name
+        if name.endswith(_OWN) and path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_PATCH:
+            body = path.read_bytes()
+            parts.append(b"\n--- /dev/null\n+++ b/" + name.encode("utf-8", "surrogateescape") + b"\n" + body)
+        if sum(map(len, parts)) > MAX_PATCH:
+            break
+    patch = b"".join(parts)
+    if len(patch) > MAX_PATCH:
+        return commit.decode().strip(), b"", f"more than {MAX_PATCH >> 10} KiB"
+    if _SECRET.search(patch):
+        return commit.decode().strip(), b"", "it holds a private key"
+    return commit.decode().strip(), patch, ""
+
+
+def _git(base: Path, *words: str) -> bytes | None:
+    """What git says; None where it says nothing: no git, no repository, or it takes too long."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(base), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, timeout=20, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

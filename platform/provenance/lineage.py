@@ -1,0 +1,385 @@
+"""Where a thing came from, what came of it, and what differs between two: walks along the edges, with facts of each node."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from jurat.platform.db import tables as t
+from jurat.platform.errors import ConfigError, DataError
+from jurat.platform.provenance import drift, edges, folders, versions
+from jurat.platform.provenance.records import Edge, Node
+from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs.search import flattened
+
+MAX_NODES = 10_000
+"""Of one walk."""
+_HOW_RUNS_ARE_NAMED = "parent"
+"""The edge that says which run another was forked from: the weights go by its checkpoint, not by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Walk:
+    """Everything reached from ``roots``, the roots first, then level by level."""
+
+    roots: tuple[Node, ...]
+    nodes: Mapping[Node, Mapping[str, Any]]
+    """With the facts of each, as JSON."""
+    edges: tuple[Edge, ...]
+    cut: bool
+    """Whether there is more than was asked for."""
+
+
+def walk(
+    connection: sa.Connection, roots: Sequence[Node], direction: Literal["back", "forward"], *, depth: int = 100
+) -> Walk:
+    """``back``: what the roots were made of. ``forward``: what was made of them."""
+    seen, found = dict.fromkeys(roots), dict[Edge, None]()
+    level, cut = list(roots), False
+    for _ in range(depth):
+        if not level:
+            break
+        step = edges.into(connection, level) if direction == "back" else edges.out_of(connection, level)
+        level = []
+        for edge in step:
+            if direction == "forward" and edge.role == _HOW_RUNS_ARE_NAMED:
+                continue
+            found[edge] = None
+            node = edge.src if direction == "back" else edge.dst
+            if node not in seen:
+                if len(seen) >= MAX_NODES:
+                    cut = True
+                    continue
+                seen[node] = None
+                level.append(node)
+    nodes = facts(connection, list(seen))
+    return Walk(roots=tuple(roots), nodes=nodes, edges=tuple(found), cut=cut or bool(level))
+
+
+# ---- nodes -------------------------------------------------------------------------------------------------------
+
+
+def resolve(connection: sa.Connection, named: str) -> Node:
+    """The node of that name: a path of a checkpoint (copied or renamed too: it is known by what is in it), a digest, a
+    segment ``RUN/NO``, a run, a verifier ``NAME@7``. Raises ConfigError or DataError."""
+    if ("/" in named or Path(named).is_dir()) and (Path(named) / "manifest.json").is_file():
+        return _of_folder(connection, Path(named))
+    if match := re.fullmatch(r"(.+)/(\d+)", named):
+        c = t.segment.c
+        query = sa.select(t.run.c.id).join(t.segment, c.run_pk == t.run.c.pk)
+        if connection.execute(query.where(t.run.c.id == match[1], c.no == min(int(match[2]), 2**31))).first():
+            return Node(kind="segment", id=named)
+    if re.fullmatch(r"sha256:[0-9a-f]{8,64}", named):
+        found = {node for kind, column in _DIGESTS.items() for node in _beginning(connection, kind, column, named)}
+        if len(found) == 1:
+            return found.pop()
+        if found:
+            raise ConfigError(f"{len(found)} things begin with {named}", where=named, fix="give more of the digest")
+        raise ConfigError(
+            "nothing in the record has this digest", where=named, fix="jurat runs show lists those of a run"
+        )
+    runs = list(connection.execute(sa.select(t.run.c.id).where(t.run.c.id == named)).scalars())
+    if runs:
+        return Node(kind="run", id=named)
+    return Node(kind="verifier_version", id=versions.version(connection, named).digest)
+
+
+_DIGESTS: Mapping[str, sa.Column[Any]] = {
+    "checkpoint": t.checkpoint.c.digest, "verifier_version": t.verifier_version.c.digest,
+    "reward_spec": t.reward_spec.c.digest, "dataset_version": t.dataset_version.c.digest,
+    "model_version": t.model_version.c.digest, "environment": t.environment.c.digest,
+}  # fmt: skip
+
+
+def _beginning(connection: sa.Connection, kind: str, column: sa.Column[Any], named: str) -> list[Node]:
+    query = sa.select(column).where(column.startswith(named)).distinct().limit(2)
+    return [Node(kind=kind, id=found) for found in connection.execute(query).scalars()]
+
+
+def _of_folder(connection: sa.Connection, path: Path) -> Node:
+    digest = folders.file_digest(path / "manifest.json")
+    if connection.execute(sa.select(t.checkpoint.c.pk).where(t.checkpoint.c.digest == digest)).first() is None:
+        raise DataError(
+            f"no run recorded a checkpoint with digest {digest}",
+            where=str(path),
+            fix="its manifest.json was changed, or it is of another home: --home or --database names that",
+        )
+    if wrong := damaged(path):
+        raise DataError(f"the checkpoint is not what was recorded: {wrong}", where=str(path), fix="copy it again")
+    return Node(kind="checkpoint", id=digest)
+
+
+def damaged(path: Path) -> str:
+    """What is wrong with a checkpoint's folder by its own manifest; '' if every file is as it says."""
+    try:
+        files = dict(json.loads((path / "manifest.json").read_text("utf-8"))["files"])
+        for name, wanted in sorted(files.items()):
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                return f"manifest.json names {name!r}, outside the folder"
+            found = folders.file_digest(path / name)
+            if found != wanted:
+                return f"{name}: its digest is {found[:19]}..., the manifest says {str(wanted)[:19]}..."
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"manifest.json cannot be read: {error}"
+    return ""
+
+
+def facts(connection: sa.Connection, nodes: Sequence[Node]) -> dict[Node, Mapping[str, Any]]:
+    """What the record says of each node, as JSON; empty for one that it only names."""
+    by_kind: dict[str, list[str]] = {}
+    for node in nodes:
+        by_kind.setdefault(node.kind, []).append(node.id)
+    told: dict[Node, Mapping[str, Any]] = {}
+    for kind, ids in by_kind.items():
+        for first in range(0, len(ids), 400):
+            told |= {
+                Node(kind=kind, id=name): said for name, said in _FACTS[kind](connection, ids[first : first + 400])
+            }
+    return {node: told.get(node, {}) for node in nodes}
+
+
+def _rows(table: sa.Table, key: sa.Column[Any], *columns: str) -> Any:
+    def read(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+        query = sa.select(*(table.c[name] for name in columns), key.label("node_id")).where(key.in_(ids))
+        return [(row["node_id"], {name: row[name] for name in columns}) for row in connection.execute(query).mappings()]
+
+    return read
+
+
+def _versions(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    found = versions.versions_of(connection, ids)
+    return [
+        (v.digest, {"names": list(v.names), "version": v.version, "status": v.status, "status_reason": v.status_reason,
+                    "deps": dict(v.deps), "args": dict(v.args), "source": v.source})
+        for v in found
+    ]  # fmt: skip
+
+
+def _segments(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    s, columns = t.segment.c, ("stage", "first_step", "to_step", "started", "ended", "ending", "host", "epoch")
+    places = [(run, int(no)) for run, _, no in (each.rpartition("/") for each in ids)]
+    query = (
+        sa.select(t.run.c.id, s.no, *(s[name] for name in columns))
+        .join(t.run, t.run.c.pk == s.run_pk)
+        .where(t.run.c.id.in_({run for run, _ in places}))
+    )
+    wanted = set(ids)
+    rows = [(f"{row['id']}/{row['no']}", row) for row in connection.execute(query).mappings()]
+    return [(name, {column: row[column] for column in columns}) for name, row in rows if name in wanted]
+
+
+def _checkpoints(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    c = t.checkpoint.c
+    query = (
+        sa.select(t.run.c.id, c.segment, c.step, c.path, c.digest, c.meta, c.at)
+        .join(t.run, t.run.c.pk == c.run_pk)
+        .where(c.digest.in_(ids))
+        .order_by(c.pk)
+    )
+    return [
+        (row.digest, {"run": row.id, "segment": row.segment, "step": row.step, "path": row.path, "at": row.at,
+                      "seed": row.meta.get("seed"), "cursor": cursor(Path(row.path))})
+        for row in connection.execute(query)
+    ]  # fmt: skip
+
+
+def cursor(path: Path) -> Any:
+    """Where in its data a checkpoint stands; None where its folder is not there."""
+    try:
+        state = json.loads((path / "state.json").read_text("utf-8"))
+        return state["source"]["source"]["problems"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+_FACTS: Mapping[str, Any] = {
+    "run": _rows(
+        t.run, t.run.c.id, "name", "state", "created", "ended", "recipe_digest", "parent_run", "from_checkpoint"
+    ),
+    "segment": _segments,
+    "checkpoint": _checkpoints,
+    "verifier_version": _versions,
+    "reward_spec": _rows(t.reward_spec, t.reward_spec.c.digest, "spec"),
+    "dataset_version": _rows(t.dataset_version, t.dataset_version.c.digest, "name", "split", "rows"),
+    "model_version": _rows(t.model_version, t.model_version.c.digest, "name"),
+    "environment": _rows(t.environment, t.environment.c.digest, "git_commit", "patch"),
+    "export": lambda connection, ids: [],
+}
+
+
+# ---- uses and taint ----------------------------------------------------------------------------------------------
+
+
+def uses(connection: sa.Connection, node: Node) -> list[dict[str, Any]]:
+    """Runs with a segment that was made of the node directly or, for a verifier, through a reward: newest first."""
+    s, m, e = t.segment.c, t.reward_member.c, t.edge.c
+    query = sa.select(t.run.c.id, t.run.c.name, t.run.c.state, t.run.c.created, sa.func.count().label("segments"))
+    query = query.join(t.segment, s.run_pk == t.run.c.pk)
+    if node.kind == "verifier_version":
+        rewards = sa.select(m.reward_digest).where(m.version_digest == node.id)
+        query = query.where(s.reward_digest.in_(rewards))
+    elif node.kind == "reward_spec":
+        query = query.where(s.reward_digest == node.id)
+    else:
+        place = sa.func.concat(t.run.c.id, "/", sa.cast(s.no, sa.Text())) if connection.dialect.name == "postgresql" else (
+            t.run.c.id.concat("/").concat(sa.cast(s.no, sa.Text()))
+        )  # fmt: skip
+        query = query.join(
+            t.edge, sa.and_(e.src_kind == node.kind, e.src == node.id, e.dst_kind == "segment", e.dst == place)
+        )
+    query = query.group_by(t.run.c.id, t.run.c.name, t.run.c.state, t.run.c.created).order_by(t.run.c.created.desc())
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def affected(connection: sa.Connection, node: Node) -> Walk:
+    """All that would be tainted if the node is bad: rewards, segments, their checkpoints, what began from these, exports."""
+    return walk(connection, [node], "forward")
+
+
+def judged(connection: sa.Connection, version_digest: str) -> list[dict[str, Any]]:
+    """How many verdicts a version gave, by run: samples that it scored."""
+    v = t.verdict_stat.c
+    query = (
+        sa.select(t.run.c.id.label("run"), sa.func.sum(v.n).label("verdicts"), sa.func.sum(v.scored).label("scored"),
+                  sa.func.min(v.step).label("first_step"), sa.func.max(v.step).label("last_step"))
+        .join(t.run, t.run.c.pk == v.run_pk)
+        .where(v.version_digest == version_digest)
+        .group_by(t.run.c.id)
+        .order_by(t.run.c.id)
+    )  # fmt: skip
+    return [{key: int(value) if key != "run" else value for key, value in row.items()}
+            for row in connection.execute(query).mappings()]  # fmt: skip
+
+
+# ---- two runs ----------------------------------------------------------------------------------------------------
+
+
+def difference(connection: sa.Connection, a: RunInfo, b: RunInfo) -> dict[str, Any]:
+    """What two runs were made of that differs, by kind; empty entries mean equal. Then their last metrics, where they
+    differ: with one seed each that is no evidence of anything."""
+    one, two = flattened(a.recipe), flattened(b.recipe)
+    config = {key: [one.get(key), two.get(key)] for key in sorted({*one, *two}) if one.get(key) != two.get(key)}
+    made = [_made_of(connection, run) for run in (a, b)]
+    out: dict[str, Any] = {"config": config}
+    for kind in ("reward", "dataset_version", "model_version", "environment", "git_commit", "patch"):
+        left, right = made[0].get(kind, []), made[1].get(kind, [])
+        out[kind] = {} if left == right else {"a": left, "b": right}
+    out["packages"] = _packages(connection, made)
+    out["verifiers"] = _verifier_difference(connection, made)
+    last = [_last(connection, run.pk) for run in (a, b)]
+    out["metrics"] = {
+        name: [last[0].get(name), last[1].get(name)]
+        for name in sorted({*last[0], *last[1]})
+        if last[0].get(name) != last[1].get(name)
+    }
+    return out
+
+
+def _made_of(connection: sa.Connection, run: RunInfo) -> dict[str, list[str]]:
+    out: dict[str, list[str]] = {}
+    rows = edges.of_run(connection, run.id)
+    for edge in sorted(rows, key=lambda e: (e.role, e.src)):
+        if edge.dst.kind == "segment" and edge.src.kind in ("dataset_version", "model_version", "environment"):
+            said = f"{edge.role}: {edge.src.id}" if edge.src.kind == "dataset_version" else edge.src.id
+            out.setdefault(edge.src.kind, [])
+            if said not in out[edge.src.kind]:
+                out[edge.src.kind].append(said)
+    s = t.segment.c
+    rewards = sa.select(s.reward_digest).where(s.run_pk == run.pk).order_by(s.no)
+    out["reward"] = list(dict.fromkeys(connection.execute(rewards).scalars()))
+    e = t.environment.c
+    for row in connection.execute(sa.select(e.git_commit, e.patch).where(e.digest.in_(out.get("environment", [])))):
+        out.setdefault("git_commit", []).append(row.git_commit)
+        out.setdefault("patch", []).append(row.patch or "")
+    return out
+
+
+def _packages(connection: sa.Connection, made: Sequence[Mapping[str, list[str]]]) -> dict[str, list[Any]]:
+    found: list[dict[str, Any]] = []
+    for each in made:
+        digests = each.get("environment", [])[-1:]
+        query = sa.select(t.environment.c.attrs).where(t.environment.c.digest.in_(digests))
+        attrs = connection.execute(query).scalar() or {}
+        found.append({"python": attrs.get("python"), **attrs.get("packages", {})})
+    names = sorted({*found[0], *found[1]})
+    return {
+        name: [found[0].get(name), found[1].get(name)] for name in names if found[0].get(name) != found[1].get(name)
+    }
+
+
+def _verifier_difference(connection: sa.Connection, made: Sequence[Mapping[str, list[str]]]) -> list[str]:
+    m = t.reward_member.c
+    members: list[dict[str, str]] = []
+    for each in made:
+        query = (
+            sa.select(m.label, m.version_digest).where(m.reward_digest.in_(each["reward"][-1:])).order_by(m.position)
+        )
+        members.append({label: digest for label, digest in connection.execute(query)})
+    lines: list[str] = []
+    for label in sorted({*members[0], *members[1]}):
+        left, right = members[0].get(label), members[1].get(label)
+        if left == right:
+            continue
+        lines += [f"- {label}: {left}"] * (left is not None) + [f"+ {label}: {right}"] * (right is not None)
+        if left and right:
+            texts = [versions.sources(connection, versions.version(connection, d)) or {} for d in (left, right)]
+            lines += drift.source_diff(*texts)
+    return lines[: drift.MAX_LINES]
+
+
+def _last(connection: sa.Connection, run_pk: int) -> dict[str, float | None]:
+    latest, key = t.metric_latest.c, t.metric_key.c
+    query = sa.select(key.name, latest.value).join(t.metric_key, key.pk == latest.key_pk).where(latest.run_pk == run_pk)
+    return {
+        name: value for name, value in connection.execute(query)
+        if not name.startswith(("timeline/", "seconds/", "utilisation/", "queue/"))
+    }  # fmt: skip
+
+
+# ---- can it be done again? ---------------------------------------------------------------------------------------
+
+
+def gaps(connection: sa.Connection, run: RunInfo, *, packages: Mapping[str, str], python: str) -> list[str]:
+    """What is missing to do a run again with equal numbers, as far as the record tells; the caller adds what it finds
+    where data and verifiers are loaded. ``packages``: name -> version of this process."""
+    out: list[str] = []
+    found = walk(connection, [edges.segment_node(run.id, no) for no in _numbers(connection, run.pk)], "back")
+    if not found.roots:
+        return ["no process ever worked on it"]
+    for node, said in found.nodes.items():
+        if not said and node.kind != "export":
+            out.append(f"{node.kind} {node.id} is not in the record")
+        elif node.kind == "verifier_version":
+            name = ", ".join(said["names"]) or node.id
+            if said["source"] is None:
+                out.append(f"the source of verifier {name} was not recorded")
+            if said["status"] == "quarantined":
+                out.append(f"verifier {name} is quarantined: {said['status_reason'] or 'no reason was given'}")
+        elif node.kind == "checkpoint" and damaged(Path(said["path"])):
+            out.append(f"checkpoint {node.id[:19]}... at {said['path']}: {damaged(Path(said['path']))}")
+    newest = [node.id for node in found.nodes if node.kind == "environment"][-1:]
+    attrs = connection.execute(sa.select(t.environment.c.attrs).where(t.environment.c.digest.in_(newest))).scalar()
+    if attrs is None:
+        return [*out, "its environment was not recorded"]
+    if attrs["python"] != python:
+        out.append(f"Python was {attrs['python']}, here it is {python}")
+    for name, then in attrs["packages"].items():
+        here = packages.get(name)
+        if here != then:
+            out.append(f"package {name} was {then}, here it is {here or 'absent'}")
+    if attrs.get("patch_left_out"):
+        out.append(f"changes to commit {attrs['git_commit'][:12]} were not kept: {attrs['patch_left_out']}")
+    return out
+
+
+def _numbers(connection: sa.Connection, run_pk: int) -> list[int]:
+    s = t.segment.c
+    return list(connection.execute(sa.select(s.no).where(s.run_pk == run_pk).order_by(s.no)).scalars())

@@ -1,0 +1,350 @@
+"""The service from Python: ``jurat.client.Client``. The standard library is all it needs.
+
+client = Client("http://127.0.0.1:8642")
+run = client.create_run("tiny", {"steps": 20})
+for message in client.stream(run["id"]):
+    print(message.kind, message.data)
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import quote, urlencode, urlsplit
+
+from jurat.platform.errors import ConfigError, JuratError
+
+Json = dict[str, Any]
+TRIES = 5
+_AGAIN = frozenset({429, 503})
+"""Statuses after which a request is sent again, after the pause that the service asks for."""
+
+
+class ServiceError(JuratError):
+    """What the service answered instead; ``problem`` is the body of RFC 9457."""
+
+    def __init__(self, problem: Mapping[str, Any]) -> None:
+        self.problem = dict(problem)
+        self.status = int(problem.get("status", 0))
+        self.kind = str(problem.get("type", "")).rpartition("/")[2]
+        super().__init__(str(problem.get("detail") or problem.get("title")), where=f"{self.status} {self.kind}", fix="")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ServiceError, (self.problem,))
+
+
+class Unreachable(JuratError, OSError):
+    """No service answers at the address."""
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        JuratError.__init__(self, what, where=where, fix=fix)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One server-sent event of a run: ``state``, ``metrics``, ``event``, ``resync`` or ``end``."""
+
+    kind: str
+    id: str
+    """For ``stream(after=...)``."""
+    data: Json
+
+
+class Client:
+    """One connection, kept open. Use one a thread. Raises ServiceError for a problem, Unreachable where nothing answers."""
+
+    def __init__(self, url: str, key: str | None = None, *, timeout: float = 30.0, tries: int = TRIES) -> None:
+        """``tries``: of a request that may be sent again without being done twice."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            raise ConfigError(
+                f"not the address of a service: {url!r:.80}", where="Client", fix="as in http://127.0.0.1:8642"
+            )
+        self.url, self._key, self._timeout, self._tries = url.rstrip("/"), key, timeout, tries
+        self._scheme, self._netloc, self._path = parts.scheme, parts.netloc, parts.path.rstrip("/")
+        self._connection: http.client.HTTPConnection | None = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- runs ----
+
+    def create_run(
+        self, recipe: str, config: Mapping[str, Any] | None = None, *, once: str | None = None, **more: Any
+    ) -> Json:
+        """Launch a run; ``more``: id, project, tags, reward_spec, verifiers, priority, max_restarts, max_runtime. ``once``: an
+        idempotency key; one is made for the tries of this call."""
+        body = {"recipe": recipe, "config": dict(config or {}), **more}
+        return self._json("POST", "/runs", body, headers={"Idempotency-Key": once or secrets.token_hex(16)})
+
+    def run(self, run: str, *, fields: Sequence[str] = (), metrics: Sequence[str] = ()) -> Json:
+        return self._json(
+            "GET", f"/runs/{_part(run)}", query={"fields": ",".join(fields), "metrics": ",".join(metrics)}
+        )
+
+    def runs(
+        self,
+        filter: str = "",
+        *,
+        order_by: str = "",
+        fields: Sequence[str] = (),
+        metrics: Sequence[str] = (),
+        page_size: int = 50,
+    ) -> Iterator[Json]:
+        """All of them, page by page as they are read."""
+        query = {
+            "filter": filter,
+            "order_by": order_by,
+            "fields": ",".join(fields),
+            "metrics": ",".join(metrics),
+            "page_size": page_size,
+        }
+        return self._pages("/runs", "runs", query)
+
+    def change_run(self, run: str, version: int, **changes: Any) -> Json:
+        """Change tags, project, priority or max_restarts of the version that was read."""
+        return self._json("PATCH", f"/runs/{_part(run)}", changes, headers={"If-Match": f'"{version}"'})
+
+    def delete_run(self, run: str, version: int) -> None:
+        self.request("DELETE", f"/runs/{_part(run)}", headers={"If-Match": f'"{version}"'})
+
+    def command(self, run: str, kind: Literal["pause", "resume", "cancel", "checkpoint"]) -> Json:
+        return self._json("POST", f"/runs/{_part(run)}:{kind}", headers={"Idempotency-Key": secrets.token_hex(16)})
+
+    def wait(
+        self,
+        run: str,
+        *,
+        until: Sequence[str] = ("finished", "failed", "cancelled", "interrupted", "paused"),
+        seconds: float = 600.0,
+    ) -> Json:
+        """The run once it is in one of these states. Raises TimeoutError."""
+        end = time.monotonic() + seconds
+        while (found := self.run(run))["state"] not in until:
+            if time.monotonic() > end:
+                raise TimeoutError(f"run {run} is {found['state']} after {seconds:g} s")
+            time.sleep(0.1)
+        return found
+
+    def stream(self, run: str, *, after: str | None = None) -> Iterator[Message]:
+        """What happens, until the run is over. A connection that is lost is made again where it was."""
+        lost = 0
+        while True:
+            try:
+                for message in self._events(run, after):
+                    after, lost = message.id, 0
+                    yield message
+                    if message.kind == "end":
+                        return
+            except (OSError, http.client.HTTPException):
+                pass
+            lost += 1
+            if lost > self._tries:
+                raise Unreachable("the stream is lost", where=self.url, fix="is the service there?")
+            time.sleep(min(5.0, 0.2 * 2**lost))
+
+    def _events(self, run: str, after: str | None) -> Iterator[Message]:
+        connection = self._open()
+        try:
+            headers = {**self._headers(), "Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
+            connection.request("GET", f"{self._path}/api/v1/runs/{_part(run)}/stream", headers=headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise ServiceError(_problem(answer.status, answer.read()))
+            told: dict[str, str] = {}
+            for raw in answer:
+                line = raw.decode("utf-8").rstrip("\r\n")
+                if line:
+                    name, _, value = line.partition(": ")
+                    told[name] = value
+                elif "data" in told:
+                    yield Message(told["event"], told["id"], json.loads(told["data"]))
+                    told = {}
+        finally:
+            connection.close()
+
+    # ---- records ----
+
+    def log(self, run: str, step: int, values: Mapping[str, float]) -> int:
+        """Record metrics of a step; how many. Harmless when sent again."""
+        rows = {"names": list(values), "steps": [step] * len(values), "values": [_number(v) for v in values.values()]}
+        return int(self._json("POST", f"/runs/{_part(run)}/metrics:batch", rows, again=True)["stored"])
+
+    def log_rows(self, run: str, rows: Sequence[tuple[str, int, float]]) -> int:
+        """(name, step, value) of each; at most 10,000."""
+        body = {
+            "names": [n for n, _, _ in rows],
+            "steps": [s for _, s, _ in rows],
+            "values": [_number(v) for _, _, v in rows],
+        }
+        return int(self._json("POST", f"/runs/{_part(run)}/metrics:batch", body, again=True)["stored"])
+
+    def metrics(self, run: str, names: Sequence[str] = ()) -> Json:
+        """{name: {step, value, min, max}} of the newest values."""
+        found: Json = self._json("GET", f"/runs/{_part(run)}/metrics", query={"names": ",".join(names)})["metrics"]
+        return found
+
+    def history(self, run: str, name: str, *, max_points: int | None = None) -> list[Json]:
+        """Points of one metric in order; with ``max_points`` buckets with their means and extremes."""
+        path = f"/runs/{_part(run)}/metrics/{quote(name, safe='/')}"
+        if max_points is not None:
+            buckets: list[Json] = self._json("GET", path, query={"max_points": max_points})["buckets"]
+            return buckets
+        return list(self._pages(path, "points", {"page_size": 25_000}))
+
+    def events(self, run: str) -> list[Json]:
+        return list(self._pages(f"/runs/{_part(run)}/events", "events", {"page_size": 1000}))
+
+    def checkpoints(self, run: str) -> list[Json]:
+        found: list[Json] = self._json("GET", f"/runs/{_part(run)}/checkpoints")["checkpoints"]
+        return found
+
+    def rollouts(
+        self,
+        run: str,
+        filter: str = "",
+        *,
+        order_by: str = "trained",
+        step: int | None = None,
+        fields: Sequence[str] = (),
+        page_size: int = 50,
+    ) -> Iterator[Json]:
+        query = {
+            "filter": filter,
+            "order_by": order_by,
+            "step": step,
+            "fields": ",".join(fields),
+            "page_size": page_size,
+        }
+        return self._pages(f"/runs/{_part(run)}/rollouts", "rollouts", query)
+
+    def rollout(self, run: str, rollout: str) -> Json:
+        """One, whole."""
+        return self._json("GET", f"/runs/{_part(run)}/rollouts/{_part(rollout)}")
+
+    # ---- verifiers ----
+
+    def verify(self, verifier: str, items: Sequence[Mapping[str, str]]) -> list[Json]:
+        """The verdict of a registered version on each {gold, completion[, prompt]}."""
+        found: list[Json] = self._json(
+            "POST", "/verify", {"verifier": verifier, "items": [dict(i) for i in items]}, again=True
+        )["verdicts"]
+        return found
+
+    def verifiers(self) -> Iterator[Json]:
+        return self._pages("/verifiers", "verifiers", {})
+
+    def set_verifier_status(
+        self, digest: str, status: Literal["active", "deprecated", "quarantined"], reason: str = ""
+    ) -> Json:
+        path = f"/verifier-versions/{_part(digest)}"
+        version = self._json("GET", path)["status_at"] or 0
+        return self._json("PATCH", path, {"status": status, "reason": reason}, headers={"If-Match": f'"{version}"'})
+
+    # ---- underneath ----
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        again: bool = False,
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """(status, headers, body) of a request under ``/api/v1``. ``again``: doing it twice does no harm; so too with a GET or
+        an Idempotency-Key."""
+        asked = {name: value for name, value in (query or {}).items() if value not in (None, "")}
+        target = f"{self._path}/api/v1{path}" + (f"?{urlencode(asked)}" if asked else "")
+        data = None if body is None else json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+        sent = {
+            **self._headers(),
+            **({"Content-Type": "application/json"} if data is not None else {}),
+            **(headers or {}),
+        }
+        repeatable = again or method == "GET" or "Idempotency-Key" in sent
+        for attempt in range(1, self._tries + 1):
+            last = attempt == self._tries or not repeatable
+            try:
+                if self._connection is None:
+                    self._connection = self._open()
+                self._connection.request(method, target, data, sent)
+                answer = self._connection.getresponse()
+                status, told, found = answer.status, dict(answer.getheaders()), answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                if last:
+                    raise Unreachable(
+                        f"no answer: {error}", where=self.url, fix="is the service there? jurat serve"
+                    ) from None
+                time.sleep(min(2.0, 0.05 * 2**attempt))
+                continue
+            if status in _AGAIN and not last:
+                time.sleep(min(10.0, float(told.get("retry-after", "0.2"))))
+                continue
+            if status >= 400:
+                raise ServiceError(_problem(status, found))
+            return status, told, found
+        raise AssertionError("unreachable")
+
+    def _open(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._scheme == "https" else http.client.HTTPConnection
+        connection = kind(self._netloc, timeout=self._timeout)
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
+
+    def _json(self, method: str, path: str, body: Any = None, **more: Any) -> Json:
+        found: Json = json.loads(self.request(method, path, body, **more)[2])
+        return found
+
+    def _pages(self, path: str, name: str, query: Mapping[str, Any]) -> Iterator[Json]:
+        token: str | None = None
+        while True:
+            page = self._json("GET", path, query={**query, "page_token": token})
+            yield from page[name]
+            token = page["next_page_token"]
+            if token is None:
+                return
+
+
+def _part(text: str) -> str:
+    """One part of a path."""
+    return quote(text, safe="")
+
+
+def _number(value: float) -> float | str:
+    value = float(value)
+    if value != value:
+        return "NaN"
+    return value if abs(value) != float("inf") else "Infinity" if value > 0 else "-Infinity"
+
+
+def _problem(status: int, body: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    return (
+        found
+        if isinstance(found, dict)
+        else {"status": status, "type": "", "title": f"HTTP {status}", "detail": f"HTTP {status}"}
+    )

@@ -1,0 +1,235 @@
+"""Runs over HTTP, on both databases: made once, found, changed by version, asked; metrics in and out; the stream."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from jurat.client import Client, ServiceError
+from jurat.platform.runs import leases
+from services import Served
+
+TINY = {"recipe": "tiny", "config": {"seed": 7}}
+
+
+def test_a_run_is_made_found_changed_and_hidden(each: Served) -> None:
+    status, headers, run = each.ask(
+        "POST", "/api/v1/runs", {**TINY, "id": "a-run", "project": "math", "tags": {"owner": "ada", "size": "3"}}
+    )
+    assert (status, headers["location"], headers["etag"]) == (201, "/api/v1/runs/a-run", '"1"')
+    assert (run["state"], run["name"], run["project"], run["tags"]) == (
+        "queued",
+        "tiny",
+        "math",
+        {"owner": "ada", "size": "3"},
+    )
+    assert "recipe" not in run and "metrics" not in run
+    assert each.ask("POST", "/api/v1/runs", {**TINY, "id": "a-run"})[0] == 409
+
+    whole = each.ask("GET", "/api/v1/runs/a-run?fields=recipe,state")[2]
+    assert (
+        set(whole) == {"id", "recipe", "state"}
+        and whole["recipe"]["seed"] == 7
+        and whole["recipe"]["tracking"]["database"] is None
+    )
+    assert each.ask("GET", "/api/v1/runs/a-run", headers={"If-None-Match": 'W/"1"'})[0] == 304
+    assert each.ask("GET", "/api/v1/runs/a-ru")[0] == 404  # over HTTP an id is whole
+
+    assert each.ask("PATCH", "/api/v1/runs/a-run", {"priority": 5})[2]["type"] == "/problems/version-required"
+    status, _, changed = each.ask(
+        "PATCH", "/api/v1/runs/a-run", {"priority": 5, "tags": {"owner": None, "good": "yes"}}, {"If-Match": '"1"'}
+    )
+    assert (status, changed["version"], changed["priority"], changed["tags"]) == (
+        200,
+        2,
+        5,
+        {"good": "yes", "size": "3"},
+    )
+    status, headers, problem = each.ask("PATCH", "/api/v1/runs/a-run", {"priority": 6}, {"If-Match": '"1"'})
+    assert (status, problem["type"], headers["etag"]) == (412, "/problems/stale-version", '"2"')
+    assert each.ask("PATCH", "/api/v1/runs/a-run", {"state": "finished"}, {"If-Match": '"2"'})[0] == 422
+
+    assert each.ask("DELETE", "/api/v1/runs/a-run", headers={"If-Match": '"2"'})[0] == 409  # it is queued
+    status, headers, cancelled = each.ask("POST", "/api/v1/runs/a-run:cancel")
+    assert (status, cancelled["state"]) == (200, "cancelled")
+    assert each.ask("POST", "/api/v1/runs/a-run:cancel")[0] == 200  # once more changes nothing
+    assert each.ask("POST", "/api/v1/runs/a-run:resume")[2]["type"] == "/problems/conflict"  # it is over for good
+    assert each.ask("DELETE", "/api/v1/runs/a-run", headers={"If-Match": headers["etag"]})[0] == 204
+    assert each.ask("GET", "/api/v1/runs/a-run")[0] == 404 and each.ask("GET", "/api/v1/runs")[2]["runs"] == []
+
+
+def test_an_idempotency_key_makes_one_run(each: Served) -> None:
+    key = {"Idempotency-Key": "k-1"}
+    first = each.ask("POST", "/api/v1/runs", TINY, key)
+    again = each.ask("POST", "/api/v1/runs", TINY, key)
+    assert first[0] == again[0] == 201 and first[2] == again[2]
+    assert (
+        "idempotent-replayed" not in first[1]
+        and again[1]["idempotent-replayed"] == "true"
+        and again[1]["etag"] == first[1]["etag"]
+    )
+    assert each.ask("POST", "/api/v1/runs", {**TINY, "priority": 1}, key)[2]["type"] == "/problems/key-reused"
+    assert each.ask("POST", f"/api/v1/runs/{first[2]['id']}:pause", None, key)[0] == 422  # another route
+    assert each.ask("POST", "/api/v1/runs", TINY, {"Idempotency-Key": "x" * 256})[0] == 422
+    bad = {"Idempotency-Key": "k-2"}
+    assert each.ask("POST", "/api/v1/runs", {"recipe": "nope"}, bad)[0] == 422
+    assert each.ask("POST", "/api/v1/runs", {"recipe": "nope"}, bad)[0] == 422  # a refusal is not kept
+    answers: list[int] = []
+    racing = [
+        threading.Thread(
+            target=lambda: answers.append(each.ask("POST", "/api/v1/runs", TINY, {"Idempotency-Key": "k-3"})[0])
+        )
+        for _ in range(4)
+    ]
+    [thread.start() for thread in racing]
+    [thread.join() for thread in racing]
+    assert set(answers) <= {201, 409} and 201 in answers
+    assert each.ask("GET", "/api/v1/runs?count=exact")[2]["total"] == 2
+
+
+def test_runs_are_found_by_filter_order_and_page(each: Served) -> None:
+    client = each.client()
+    for place in range(7):
+        client.create_run(
+            "tiny", {"seed": place}, id=f"r{place}", project="odd" if place % 2 else "even", tags={"n": str(place)}
+        )
+        client.log(f"r{place}", 0, {"reward/mean": place / 10, "kl": float("nan")})
+        client.log(f"r{place}", 1, {"reward/mean": (7 - place) / 10})
+
+    def ids(filter: str = "", **more: Any) -> list[str]:
+        return [run["id"] for run in client.runs(filter, page_size=2, **more)]
+
+    assert ids() == ["r6", "r5", "r4", "r3", "r2", "r1", "r0"]
+    assert ids("project = odd AND NOT (tags.n = 3 OR params.seed = 5)") == ["r1"]
+    assert ids("tags.n >= 5 or tags.n < 1") == ["r6", "r5", "r0"]
+    assert ids(
+        'metrics."reward/mean" > 0.45 AND metrics.reward/mean.max >= 0.6', order_by="metrics.reward/mean desc"
+    ) == ["r0", "r1"]
+    assert ids(order_by='metrics."reward/mean"') == ["r6", "r5", "r4", "r3", "r2", "r1", "r0"]
+    assert ids("state IN [queued] and name : TIN and created > '2020-01-01'", order_by="id") == [
+        f"r{n}" for n in range(7)
+    ]
+    shown = next(client.runs("id = r2", fields=["state"], metrics=["reward/mean", "kl", "nope"]))
+    assert shown == {"id": "r2", "state": "queued", "metrics": {"kl": "NaN", "reward/mean": 0.5}}
+    assert each.ask("GET", "/api/v1/runs?filter=project%20=%20odd&count=exact&page_size=1")[2]["total"] == 3
+
+    token = each.ask("GET", "/api/v1/runs?page_size=2")[2]["next_page_token"]
+    client.create_run("tiny", id="r7")  # a page goes on where it was, whatever comes in
+    assert [run["id"] for run in each.ask("GET", f"/api/v1/runs?page_size=2&page_token={token}")[2]["runs"]] == [
+        "r4",
+        "r3",
+    ]
+    for query in (
+        f"page_size=3&page_token={token}",
+        f"page_size=2&order_by=id&page_token={token}",
+        f"page_size=2&page_token={token[:-2]}AA",
+        "page_token=%00",
+    ):
+        assert each.ask("GET", f"/api/v1/runs?{query}")[2]["type"] == "/problems/bad-page-token"
+    for query, kind in (("filter=nope=1", "bad-filter"), ("filter=created='never'", "bad-filter"),
+    ("order_by=verifier", "bad-order"), ("order_by=id,name", "bad-order"),
+                        ("fields=secret", "invalid"), ("page_size=1001", "invalid"),
+                        ("filter=metrics.x='a'", "bad-filter")):  # fmt: skip
+        assert each.ask("GET", f"/api/v1/runs?{query}")[2]["type"] == f"/problems/{kind}", query
+
+
+def test_metrics_come_back_as_they_were_sent(each: Served) -> None:
+    client = each.client()
+    run = client.create_run("tiny")["id"]
+    assert client.log_rows(run, [("loss", step, step / 2) for step in range(2500)]) == 2500
+    assert client.log_rows(run, [("loss", step, -1.0) for step in range(2500)]) == 2500  # again: what is there stays
+    assert [point["value"] for point in client.history(run, "loss")] == [step / 2 for step in range(2500)]
+    page = each.ask("GET", f"/api/v1/runs/{run}/metrics/loss?from=10&to=12")[2]
+    assert [(p["step"], p["value"]) for p in page["points"]] == [(10, 5.0), (11, 5.5), (12, 6.0)] and page[
+        "next_page_token"
+    ] is None
+    buckets = client.history(run, "loss", max_points=10)
+    assert (
+        len(buckets) == 10
+        and buckets[0]["min"] == 0.0
+        and buckets[-1]["max"] == 1249.5
+        and sum(b["count"] for b in buckets) == 2500
+    )
+    client.log(run, 0, {"a/b c": float("inf"), "nan": float("nan")})
+    assert client.metrics(run)["a/b c"]["value"] == "Infinity" and client.history(run, "nan")[0]["value"] == "NaN"
+    assert client.history(run, "a/b c")[0]["value"] == "Infinity" and client.history(run, "unknown") == []
+
+    def post(body: Any, **more: Any) -> tuple[int, str]:
+        status, _, answer = each.ask("POST", f"/api/v1/runs/{run}/metrics:batch", body, **more)
+        return status, answer["type"].rpartition("/")[2]
+
+    rows = [{"name": "x", "step": 0, "value": 1.0}]
+    assert post({"rows": [*rows, {"name": "x", "step": -1, "value": 1.0}]}) == (422, "invalid")  # none of it
+    assert post({"rows": [*rows, {"name": "", "step": 1, "value": 1.0}]}) == (422, "invalid")
+    assert post({"rows": rows, "names": ["x"]}) == (422, "invalid")
+    assert post({"names": ["x"], "steps": [0, 1], "values": [1.0]}) == (422, "invalid")
+    assert post({"rows": rows, "segment": 9}) == (422, "invalid")
+    assert post({"rows": [{"name": "x", "step": 0, "value": "high"}]}) == (422, "invalid")
+    assert post({"rows": [{"name": "x", "step": 0, "value": True}]}) == (422, "invalid")
+    assert post({"names": ["x"] * 10_001, "steps": list(range(10_001)), "values": [0.0] * 10_001}) == (413, "too-large")
+    assert post({"names": [f"n{i}" for i in range(5001)], "steps": [0] * 5001, "values": [0.0] * 5001}) == (
+        422,
+        "invalid",
+    )
+    assert post(None, raw=b'{"rows":[{"name":"x","step":0,"value":NaN}]}') == (400, "bad-json")
+    assert "x" not in client.metrics(run) and "n0" not in client.metrics(run)
+
+
+def test_a_stream_is_resumed_where_it_was(each: Served) -> None:
+    client, store = each.client(), each.service.store
+    run = client.create_run("tiny")["id"]
+    lease = store.write(lambda c: leases.claim(c, "me"))
+    assert lease is not None and lease.run == run
+    store.write(lambda c: leases.take(c, lease.run_pk, "me", epoch=lease.epoch))
+    client.log(run, 0, {"x": 0.0, "y": 0.5})
+    stream = client.stream(run, after="1--1--1")  # all that followed the making
+    heard = [next(stream) for _ in range(3)]
+    assert [(m.kind, m.data.get("values")) for m in heard if m.kind == "metrics"] == [("metrics", {"x": 0.0, "y": 0.5})]
+    assert [m.data["payload"]["to"] for m in heard if m.kind == "state"] == ["starting", "running"]
+    client.log(run, 1, {"x": 1.0})
+    fourth = next(stream)
+    assert (fourth.kind, fourth.data["step"], fourth.id) == ("metrics", 1, "3-0-1")
+    stream.close()
+    client.log(run, 2, {"x": 2.0})
+    store.write(lambda c: leases.end(c, lease.run_pk, "finished", epoch=lease.epoch))
+    rest = [(m.kind, m.data.get("step"), m.data.get("state")) for m in each.client().stream(run, after=fourth.id)]
+    assert rest == [("metrics", 2, None), ("state", None, None), ("end", None, "finished")]
+    assert [m.kind for m in each.client().stream(run)] == ["state", "end"]  # no history for who did not ask for it
+    assert next(each.client().stream(run, after="999999-0-0")).kind == "resync"
+    with pytest.raises(ServiceError, match="not an id"):
+        next(each.client().stream(run, after="yesterday"))
+
+
+def test_every_client_hears_the_same(served: Served) -> None:
+    run = served.client().create_run("tiny")["id"]
+    heard: list[list[str]] = []
+    ready = threading.Barrier(21)
+
+    def listen() -> None:
+        ids = []
+        for message in served.client().stream(run):
+            if not ids:
+                ready.wait(20)
+            ids.append(message.id + message.kind)
+        heard.append(ids)
+
+    threads = [threading.Thread(target=listen) for _ in range(20)]
+    [thread.start() for thread in threads]
+    ready.wait(20)
+    for step in range(5):
+        served.client().log(run, step, {"x": float(step)})
+    served.client().command(run, "cancel")
+    [thread.join(20) for thread in threads]
+    assert len(heard) == 20 and all(ids[0].endswith("state") and ids[-1].endswith("end") for ids in heard)
+    assert {tuple(ids[1:]) for ids in heard} == {tuple(heard[0][1:])} and len(heard[0]) == 8
+
+
+def test_what_the_client_raises(served: Served) -> None:
+    client = served.client()
+    with pytest.raises(ServiceError) as caught:
+        client.run("nope")
+    assert (caught.value.status, caught.value.kind) == (404, "not-found") and caught.value.problem["request_id"]
+    with pytest.raises(OSError, match="no answer"):
+        Client("http://127.0.0.1:9", tries=2).run("x")

@@ -1,0 +1,461 @@
+"""What a run was made of: recorded once, asked both ways, held against its bytes, carried away and taken in."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from jurat.platform.canonical import digest
+from jurat.platform.errors import ConfigError, DataError
+from jurat.platform.provenance import bundle, drift, environment, folders, lineage, points, prov, versions
+from jurat.platform.provenance.edges import segment_node
+from jurat.platform.provenance.records import Ingredients, Node, Observation, VerifierFacts
+from jurat.platform.provenance.verify import verify
+from jurat.platform.runs.ledger import RunLedger
+from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs.store import Store
+from jurat.platform.types import CheckpointRef
+
+HERE = environment.describe(Path("/nowhere"))
+
+
+def _facts(name: str = "math", body: str = "return 1", **more: Any) -> VerifierFacts:
+    sources = {name: f"def {name}(problem, completion):\n    {body}"}
+    return VerifierFacts(label=name, name=name, digest=digest([name, body]), code=digest(body), config="c", abi="3.11",
+                         deps={"sympy==1.14.0": "sha256:aa"}, sources=sources, **more)  # fmt: skip
+
+
+def _made(*verifiers: VerifierFacts, **more: Any) -> Ingredients:
+    used = verifiers or (_facts(),)
+    spec = {"members": [{"use": f.name, "weight": f.weight} for f in used], "on_undecided": "exclude"}
+    return Ingredients(
+        reward=digest([f.digest for f in used]), spec=spec, verifiers=used, model=digest("model"), model_name="tiny",
+        datasets={"train": {"digest": digest("data"), "source": "generated", "split": "train", "rows": 40}},
+        environment=HERE, **more,
+    )  # fmt: skip
+
+
+def _checkpoint(run: RunInfo, step: int, parent: str = "") -> CheckpointRef:
+    folder = run.folder / "checkpoints/main" / f"step-{step:06d}"
+    (folder / "policy").mkdir(parents=True)
+    (folder / "policy/model.safetensors").write_bytes(os.urandom(64))
+    (folder / "state.json").write_text(json.dumps({"source": {"source": {"problems": {"position": step}}}}))
+    files = {p: folders.file_digest(folder / p) for p in ("policy/model.safetensors", "state.json")}
+    manifest = {"format": 1, "step": step, "parent": parent, "files": files}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return CheckpointRef(
+        path=str(folder), digest=folders.file_digest(folder / "manifest.json"), step=step, parent=parent
+    )
+
+
+@pytest.fixture
+def trained(store: Store, recipe: Any, batch: Any, step_report: Any) -> Callable[..., RunInfo]:
+    """A run of two steps with a checkpoint, made of what is given, from a checkpoint or from the model."""
+
+    def make(name: str, made: Ingredients | None = None, begun: str = "", **more: Any) -> RunInfo:
+        made = dataclasses.replace(made or _made(), from_checkpoint=begun)
+        run = store.create_run(recipe=recipe, recipe_digest="", reward_digest=made.reward, meta={}, run_id=name, **more)
+        lease = store.take(run)
+        segment = store.start_segment(run, first_step=0, reward_digest=made.reward, lease=lease, made_of=made)
+        with RunLedger(store, run, "", segment, run.folder, lease=lease) as ledger:
+            for step in range(2):
+                ledger.record_batch(batch(step))
+                ledger.record_step(step_report(step, spike=1e22, nan=float("nan")))
+            ledger.record_checkpoint(_checkpoint(run, 2, begun))
+            ledger.record_event("note", {"big": 1e22, "half": 0.5, "text": "ünï\x00", "zero": -0.0, "seed": 2**63})
+        store.end(lease, "finished")
+        return store.run(name)
+
+    return make
+
+
+def _saved(store: Store, run: RunInfo) -> CheckpointRef:
+    return store.checkpoints(run)[-1].ref
+
+
+def test_what_a_checkpoint_was_made_of(store: Store, trained: Any) -> None:
+    first = trained("one")
+    second = trained(
+        "two", _made(_facts(), _facts("length", "return 2", role="style", weight=0.1)), _saved(store, first).digest
+    )
+    node = Node(kind="checkpoint", id=_saved(store, second).digest)
+    found = store.read(lambda c: lineage.walk(c, [node], "back"))
+    kinds = sorted((n.kind, n.id) for n in found.nodes)
+    assert [kind for kind, _ in kinds] == [
+        "checkpoint", "checkpoint", "dataset_version", "environment", "model_version", "reward_spec", "reward_spec",
+        "segment", "segment", "verifier_version", "verifier_version",
+    ]  # fmt: skip
+    assert {i for k, i in kinds if k == "segment"} == {"one/0", "two/0"}
+    assert found.nodes[node]["cursor"] == {"position": 2}
+    names = {tuple(said["names"]) for n, said in found.nodes.items() if n.kind == "verifier_version"}
+    assert names == {("math@1",), ("length@1",)}
+    near = store.read(lambda c: lineage.walk(c, [node], "back", depth=1))
+    assert ([n.kind for n in near.nodes], near.cut) == (["checkpoint", "segment"], True)
+
+
+def test_a_copied_checkpoint_is_known_by_what_is_in_it(store: Store, trained: Any, tmp_path: Path) -> None:
+    run = trained("one")
+    copy = tmp_path / "elsewhere" / "renamed"
+    shutil.copytree(_saved(store, run).path, copy)
+    assert store.read(lambda c: lineage.resolve(c, str(copy))).id == _saved(store, run).digest
+    assert store.read(lambda c: lineage.resolve(c, _saved(store, run).digest[:19])).kind == "checkpoint"
+    assert store.read(lambda c: lineage.resolve(c, "one/0")) == segment_node("one", 0)
+    assert store.read(lambda c: lineage.resolve(c, "one")) == Node(kind="run", id="one")
+    assert store.read(lambda c: lineage.resolve(c, "math@1")).kind == "verifier_version"
+    weights = copy / "policy/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x00\x01")
+    with pytest.raises(DataError, match=r"policy/model\.safetensors: its digest is"):
+        store.read(lambda c: lineage.resolve(c, str(copy)))
+    (copy / "manifest.json").write_text("{}")
+    with pytest.raises(DataError, match="no run recorded a checkpoint with digest"):
+        store.read(lambda c: lineage.resolve(c, str(copy)))
+    with pytest.raises(ConfigError, match=r"no verifier version 'maths'\. Did you mean 'math'"):
+        store.read(lambda c: lineage.resolve(c, "maths"))
+
+
+def test_what_is_tainted_if_a_verifier_is_bad(store: Store, trained: Any) -> None:
+    bad, good = _facts(body="return 'bug'"), _facts("exact")
+    clean = trained("clean", _made(good))
+    dirty = trained("dirty", _made(good, bad))
+    child = trained("child", _made(good), _saved(store, dirty).digest, parent_run="dirty",
+                    from_checkpoint=_saved(store, dirty).digest)  # fmt: skip
+    grandchild = trained("grandchild", _made(good), _saved(store, child).digest)
+    sibling = trained("sibling", _made(good), _saved(store, clean).digest, parent_run="dirty")
+    found = store.read(lambda c: lineage.affected(c, Node(kind="verifier_version", id=bad.digest)))
+    runs = {node.id for node in found.nodes if node.kind == "run"}
+    assert runs == {"dirty", "child", "grandchild"}, "a sibling that began from a clean checkpoint is clean"
+    checkpoints = {node.id for node in found.nodes if node.kind == "checkpoint"}
+    assert checkpoints == {_saved(store, r).digest for r in (dirty, child, grandchild)}
+    assert [
+        row["id"] for row in store.read(lambda c: lineage.uses(c, Node(kind="verifier_version", id=bad.digest)))
+    ] == ["dirty"]
+    used = store.read(lambda c: lineage.uses(c, Node(kind="dataset_version", id=digest("data"))))
+    assert {row["id"] for row in used} == {"clean", "dirty", "child", "grandchild", "sibling"}
+    judged = store.read(lambda c: lineage.judged(c, "sha256:" + "9f" * 32))
+    assert judged[0] == {"run": "child", "verdicts": 12, "scored": 12, "first_step": 0, "last_step": 1}
+    store.write(lambda c: versions.set_status(c, "math", "quarantined", "accepts all", by="me"))
+    assert [v.status_reason for v in store.read(lambda c: versions.quarantined(c, [bad.digest, good.digest]))] == [
+        "accepts all"
+    ]
+    assert sibling.state == "finished"
+    with pytest.raises(ConfigError, match="no status is called 'bad'"):
+        store.write(lambda c: versions.set_status(c, "math", "bad", ""))
+
+
+def test_a_version_is_registered_once_and_never_changes(store: Store) -> None:
+    def put(facts: VerifierFacts) -> int:
+        return store.write(lambda c: versions.register(c, facts))
+
+    one, two = _facts(), _facts(body="return 2")
+    assert [put(one), put(two), put(one), put(dataclasses.replace(one, name="alias"))] == [1, 2, 1, 1]
+    found = store.read(lambda c: versions.version(c, "math@1"))
+    assert (found.digest, found.names, found.deps) == (
+        one.digest,
+        ("alias@1", "math@1"),
+        {"sympy==1.14.0": "sha256:aa"},
+    )
+    assert store.read(lambda c: versions.version(c, "math")).digest == two.digest
+    assert store.read(lambda c: versions.sources(c, found)) == one.sources
+    put(dataclasses.replace(one, config="other", version="9"))
+    assert store.read(lambda c: versions.version(c, one.digest)).config == "c"
+    for change in ("SET code = 'x'", "SET deps = '{}'", "SET created = 0"):
+        with pytest.raises(Exception, match="verifier_version never changes"):
+            store.write(lambda c, s=change: c.execute(sa.text(f"UPDATE verifier_version {s}")))
+    assert store.read(lambda c: versions.unknown(c, [one.digest, "sha256:x"])) == {"sha256:x"}
+
+
+def test_a_changed_reward_is_told_as_a_diff(store: Store, trained: Any) -> None:
+    before = _made(_facts(), _facts("exact"))
+    trained("one", before)
+    now = _made(_facts(body="return 2"), _facts("length", weight=0.5))
+    told = store.read(lambda c: drift.difference(c, before.reward, now)).splitlines()
+    assert "member math: code changed" in told
+    assert "-    return 1" in told and "+    return 2" in told
+    assert f"+ member length: {_facts('length').digest}" in told
+    assert f"- member exact: {_facts('exact').digest}" in told
+    heavier = _made(_facts(weight=2.0), _facts("exact"))
+    assert store.read(lambda c: drift.difference(c, before.reward, heavier)).splitlines() == [
+        "- member math: outcome, weight 1", "+ member math: outcome, weight 2",
+    ]  # fmt: skip
+    other = dataclasses.replace(before, spec={**before.spec, "on_undecided": "zero"})
+    assert store.read(lambda c: drift.difference(c, before.reward, other)).splitlines() == [
+        "- on_undecided: exclude", "+ on_undecided: zero",
+    ]  # fmt: skip
+
+
+def test_equal_code_that_behaves_otherwise_is_seen(store: Store, trained: Any) -> None:
+    facts = _facts()
+
+    def seen(*vector: tuple[str, str, float | None], **more: int) -> Observation:
+        return Observation(version_digest=facts.digest, canary_digest="sha256:cases", vector=vector, **more)
+
+    first = seen(("000", "correct", 1.0), ("001", "incorrect", 0.0), ("002", "no_answer", 0.0))
+    trained("one", _made(facts, observations=(first,)))
+    look = lambda o: store.read(lambda c: drift.behaviour(c, _made(facts, observations=(o,))))
+    assert look(first) == []
+    assert look(seen(("000", "correct", 1.0), ("002", "no_answer", 0.0), timeouts=1)) == []
+    changed = seen(("000", "correct", 1.0), ("001", "correct", 1.0), ("002", "no_answer", 0.0))
+    assert look(changed) == [f"{facts.digest[:19]}... case 001: incorrect 0 before, correct 1 now"]
+    row = store.read(lambda c: versions.observations(c, facts.digest))[0]
+    assert (row["cases"], row["scored"], row["run_id"], row["environment_digest"]) == (3, 3, "one", HERE.digest)
+
+
+def test_a_flipped_byte_anywhere_is_named(store: Store, trained: Any) -> None:
+    run = trained("one")
+    whole = verify(store, run)
+    assert (whole.events, whole.parts, whole.checkpoints, whole.faults) == (3, 2, 1, ())
+    for path in sorted(p for p in run.folder.rglob("*") if p.is_file() and p.name not in ("lock", "holder.json")):
+        data = path.read_bytes()
+        path.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
+        faults = verify(store, run).faults
+        relative = path.relative_to(run.folder)
+        named = relative.as_posix() if relative.parts[0] == "rollouts" else str(path.name)
+        assert len(faults) == 1 and named in faults[0], (path, faults)
+        path.write_bytes(data)
+    off = {
+        "sqlite": "DROP TRIGGER run_event_update",
+        "postgresql": "ALTER TABLE run_event DISABLE TRIGGER run_event_update",
+    }
+    store.write(lambda c: c.execute(sa.text(off[store.engine.dialect.name])))
+    for change, why in (
+        ("kind = 'nope' WHERE seq = 2", "event 2 (nope) was changed"),
+        ("at = at + 1 WHERE seq = 1", "event 1 (state) was changed"),
+        ("seq = 9 WHERE seq = 2", "event 2 is missing"),
+    ):
+        with store.engine.connect() as connection, connection.begin() as transaction:
+            connection.execute(sa.text(f"UPDATE run_event SET {change}"))
+            told = [e for e in _events(connection, run)]
+            from jurat.platform.runs import events
+
+            assert events.broken(told).startswith(why)
+            transaction.rollback()
+
+
+def _events(connection: sa.Connection, run: RunInfo) -> Any:
+    from jurat.platform.runs import events
+
+    return events.read(connection, run.pk, after=0, limit=None)
+
+
+def test_two_runs_told_apart(store: Store, trained: Any, recipe: Any) -> None:
+    one = trained("one")
+    other = dataclasses.replace(
+        HERE, digest=digest("env"), git_commit="abc", attrs={**HERE.attrs, "packages": {"sympy": "9"}}
+    )
+    two = trained("two", dataclasses.replace(_made(_facts(body="return 2")), environment=other))
+    found = store.read(lambda c: lineage.difference(c, one, two))
+    assert (found["config"], found["dataset_version"], found["model_version"]) == ({}, {}, {})
+    assert found["packages"]["sympy"][1] == "9" and found["git_commit"]["b"] == ["abc"]
+    assert "-    return 1" in found["verifiers"] and found["reward"]["a"] == [_made().reward]
+    again = store.read(lambda c: lineage.difference(c, one, trained("three")))
+    assert not any(again.values())
+
+
+def test_gaps(store: Store, trained: Any) -> None:
+    run = trained("one", _made(dataclasses.replace(_facts(), sources=None)))
+    here = {"packages": HERE.attrs["packages"], "python": HERE.attrs["python"]}
+    assert store.read(lambda c: lineage.gaps(c, run, **here)) == ["the source of verifier math@1 was not recorded"]
+    whole = trained("two", _made(_facts("exact")))
+    assert store.read(lambda c: lineage.gaps(c, whole, **here)) == []
+    other = {**here["packages"], "sympy": "0.1"}
+    told = store.read(lambda c: lineage.gaps(c, whole, packages=other, python="2.7"))
+    assert told == [f"Python was {here['python']}, here it is 2.7",
+                    f"package sympy was {here['packages']['sympy']}, here it is 0.1"]  # fmt: skip
+
+
+# ---- carried away ------------------------------------------------------------------------------------------------
+
+
+def test_prov_json(store: Store, trained: Any) -> None:
+    run = trained("two", None, _saved(store, trained("one")).digest)
+    made = store.read(lambda c: prov.document(c, run))
+    assert made == store.read(lambda c: prov.document(c, run))
+    assert set(made["activity"]) == {"jurat:segment/one/0", "jurat:segment/two/0"}
+    roles = {(r["prov:entity"].split("/")[0], r["prov:role"]) for r in made["used"].values()}
+    assert ("jurat:reward_spec", "reward") in roles and ("jurat:checkpoint", "began") in roles
+    assert [r["jurat:role"] for r in made["wasDerivedFrom"].values()] == ["member:math"]
+    known = set(made["entity"]) | set(made["activity"]) | set(made["agent"])
+    for kind in ("used", "wasGeneratedBy", "wasDerivedFrom", "wasAssociatedWith"):
+        for relation in made[kind].values():
+            assert {v for k, v in relation.items() if k not in ("prov:role", "jurat:role")} <= known
+    reader = pytest.importorskip("prov.model", reason="the package prov is not installed")
+    read = reader.ProvDocument.deserialize(content=json.dumps(made), format="json")
+    assert reader.ProvDocument.deserialize(content=read.serialize(format="json"), format="json") == read
+
+
+def test_a_bundle_is_the_run(store: Store, trained: Any, tmp_path: Path) -> None:
+    run = trained("one")
+    bundle.export(store, run, tmp_path / "a.tar")
+    bundle.export(store, run, tmp_path / "b.tar")
+    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+    other = Store.open(None, tmp_path / "other")
+    taken = bundle.take_in(other, tmp_path / "a.tar")
+    assert (taken.state, taken.created, taken.recipe) == (run.state, run.created, run.recipe)
+    assert verify(other, taken) == verify(store, run)
+    assert [dataclasses.asdict(p) for p in other.metrics(taken, names=["spike", "reward/mean"])] == [
+        dataclasses.asdict(p) for p in store.metrics(run, names=["spike", "reward/mean"])
+    ]
+    node = lambda s, r: Node(kind="checkpoint", id=_saved(s, r).digest)
+    walks = [
+        s.read(lambda c, s=s, r=r: lineage.walk(c, [node(s, r)], "back")) for s, r in ((store, run), (other, taken))
+    ]
+    assert list(walks[0].nodes) == list(walks[1].nodes)
+    assert Path(_saved(other, taken).path).is_relative_to(taken.folder)
+    assert other.read(lambda c: versions.sources(c, versions.version(c, "math"))) == _facts().sources
+    with pytest.raises(ConfigError, match="there is a run 'one' already"):
+        bundle.take_in(other, tmp_path / "a.tar")
+    with pytest.raises(ConfigError):
+        other.run("two")
+    assert sorted(p.name for p in other.runs_folder.iterdir()) == ["one"]
+    other.close()
+
+
+def test_a_copied_folder_opens(store: Store, trained: Any, tmp_path: Path) -> None:
+    run = trained("one")
+    bundle.write_record(store, run)
+    copy = tmp_path / "usb" / "my run"
+    shutil.copytree(run.folder, copy)
+    opened, found = bundle.open_copy(copy)
+    assert (found.id, found.folder, found.state) == ("one", copy, "finished")
+    assert verify(opened, found).faults == ()
+    assert len(opened.metrics(found)) == len(store.metrics(run))
+    opened.close()
+    assert verify(store, run).faults == ()  # its own record is no part of it
+    (copy / "record.json").write_text('{"format": 1}')
+    with pytest.raises(DataError, match="not a record of a run"):
+        bundle.open_copy(copy)
+
+
+def _packed(members: list[tuple[tarfile.TarInfo, bytes]], path: Path, mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as tar:
+        for info, data in members:
+            info.size = len(data) if info.isreg() else 0
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def _members(path: Path) -> list[tuple[tarfile.TarInfo, bytes]]:
+    with tarfile.open(path) as tar:
+        return [(member, tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
+
+
+def _hostile(kind: str, members: list[tuple[tarfile.TarInfo, bytes]]) -> list[tuple[tarfile.TarInfo, bytes]]:
+    index = json.loads(members[0][1])
+    extra = tarfile.TarInfo("files/x")
+    if kind in ("../x", "/etc/x", "files/../../x", "files/.hidden", "files/a\\b", "files/" + "x" * 200):
+        extra.name = kind
+        index["files"][kind] = [1, digest(b"x")]
+    elif kind == "link":
+        extra.type, extra.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    elif kind == "hard link":
+        extra.type, extra.linkname = tarfile.LNKTYPE, "record.json"
+    elif kind == "device":
+        extra.type = tarfile.CHRTYPE
+    elif kind == "folder":
+        extra.type = tarfile.DIRTYPE
+    elif kind == "unlisted":
+        pass
+    elif kind == "twice":
+        return [*members, members[-1]]
+    elif kind == "flipped":
+        info, data = members[-1]
+        return [*members[:-1], (info, data[:-1] + bytes([data[-1] ^ 1]))]
+    elif kind == "cut":
+        return members[:-1]
+    elif kind == "no index":
+        return members[1:]
+    elif kind == "bomb":
+        index["files"]["files/x"] = [1 << 50, "sha256:0"]
+    elif kind == "named":
+        index["run"] = "../../etc"
+    elif kind == "other run":
+        index["run"] = "two"
+    elif kind == "extra column":
+        record = json.loads(members[1][1])
+        record["run"]["lease_owner; DROP TABLE run"] = "x"
+        data = json.dumps(record).encode()
+        index["files"]["record.json"] = [len(data), digest(data)]
+        members = [members[0], (members[1][0], data), *members[2:]]
+    elif kind == "wrong type":
+        record = json.loads(members[1][1])
+        record["segment"][0]["first_step"] = "x"
+        data = json.dumps(record).encode()
+        index["files"]["record.json"] = [len(data), digest(data)]
+        members = [members[0], (members[1][0], data), *members[2:]]
+    more = [] if kind in ("named", "other run", "extra column", "wrong type", "bomb") else [(extra, b"x")]
+    return [(members[0][0], json.dumps(index).encode()), *members[1:], *more]
+
+
+def test_a_hostile_bundle_leaves_nothing(store: Store, trained: Any, tmp_path: Path) -> None:
+    bundle.export(store, trained("one"), tmp_path / "a.tar")
+    other = Store.open(None, tmp_path / "other")
+    kinds = ("../x", "/etc/x", "files/../../x", "files/.hidden", "files/a\\b", "files/" + "x" * 200, "link", "hard link",
+             "device", "folder", "unlisted", "twice", "flipped", "cut", "no index", "bomb", "named", "other run",
+             "extra column", "wrong type")  # fmt: skip
+    for kind in kinds:
+        path = _packed(_hostile(kind, _members(tmp_path / "a.tar")), tmp_path / "bad.tar")
+        with pytest.raises((DataError, ConfigError)):
+            bundle.take_in(other, path)
+        assert other.runs() == [] and list(other.runs_folder.iterdir()) == [], kind
+    zipped = _packed(_members(tmp_path / "a.tar"), tmp_path / "bad.tar.gz", "w:gz")
+    (tmp_path / "short.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:5000])
+    (tmp_path / "none.tar").write_bytes(b"")
+    for path in (zipped, tmp_path / "short.tar", tmp_path / "none.tar"):
+        with pytest.raises(DataError):
+            bundle.take_in(other, path)
+    assert not (tmp_path / "x").exists() and other.runs() == []
+    assert bundle.take_in(other, tmp_path / "a.tar").id == "one"
+    other.close()
+
+
+def test_metrics_as_a_file(store: Store, trained: Any, tmp_path: Path) -> None:
+    run = trained("one")
+    again = store.start_segment(run, first_step=1)
+    store.add_metrics(run, again, 1, {"spike": 3.0, "=cmd": 1.0})
+    made = store.read(lambda c: points.table(c, run.pk))
+    for name in ("a", "b"):
+        points.write_parquet(made, tmp_path / f"{name}.parquet")
+        points.write_csv(store.read(lambda c: points.table(c, run.pk)), tmp_path / f"{name}.csv")
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+    spikes = [row for row in made.to_pylist() if row["name"] == "spike"]
+    assert [(r["segment"], r["step"], r["value"], r["canonical"]) for r in spikes] == [
+        (0, 0, 1e22, True), (0, 1, 1e22, False), (1, 1, 3.0, True),
+    ]  # fmt: skip
+    text = (tmp_path / "a.csv").read_text()
+    assert text.startswith("segment,stage,step,name,value,at,canonical\n") and ",'=cmd,1.0," in text
+
+
+def test_the_environment_of_a_repository(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y", *words], check=True,
+                       capture_output=True)  # fmt: skip
+
+    git("init", "-q")
+    (tmp_path / "rule.py").write_text("a = 1\n")
+    git("add", ".")
+    git("commit", "-qm", "x")
+    clean = environment.describe(tmp_path)
+    assert len(clean.git_commit) == 40 and clean.patch == b""
+    (tmp_path / "rule.py").write_text("a = 2\n")
+    (tmp_path / "new.py").write_text("b = 1\n")
+    (tmp_path / "data.bin").write_bytes(b"\x00")
+    dirty = environment.describe(tmp_path, argv=["jurat", "--api-key=hush", "postgresql://u:p@h/d", "API_TOKEN=1"])
+    assert b"+a = 2" in dirty.patch and b"b = 1" in dirty.patch and b"data.bin" not in dirty.patch
+    assert dirty.digest != clean.digest
+    assert dirty.attrs["argv"] == ["jurat", "--api-key=...", "postgresql://...@h/d", "API_TOKEN=..."]
+    (tmp_path / "key.py").write_text("-----BEGIN RSA PRIVATE KEY-----")
+    secret = environment.describe(tmp_path)
+    assert (secret.patch, secret.attrs["patch_left_out"]) == (b"", "it holds a private key")
+    assert environment.describe(tmp_path / "none").git_commit == ""
