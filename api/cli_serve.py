@@ -41,6 +41,9 @@ def serve(
     lease_seconds: Annotated[
         float, typer.Option(min=1.0, help="How long a run without a heartbeat counts as alive.")
     ] = 45.0,
+    durable: Annotated[
+        bool, typer.Option("--durable", help="Wait for the disk with every commit, so that a power cut loses nothing.")
+    ] = False,
     insecure_no_auth: Annotated[
         bool, typer.Option("--insecure-no-auth", help="Let everybody who reaches the port do everything.")
     ] = False,
@@ -58,7 +61,7 @@ def serve(
         Settings(
             home=terminal.home(), database=database, host=host, port=port, host_names=tuple(host_name or ()),
             recipes=tuple(recipes or ()), verifiers=tuple(verifier_file or ()), slots=slots, lease_seconds=lease_seconds,
-            open_to_all=insecure_no_auth,
+            open_to_all=insecure_no_auth, durable=durable,
         ),
         terminal.note,
         terminal.print_json if as_json else lambda _: None,

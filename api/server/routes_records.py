@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from sqlalchemy.exc import DataError as BadData
 from sqlalchemy.exc import IntegrityError
 
 from jurat.api.server import pages, shapes
+from jurat.api.server.access import Principal
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import PageSize, PageToken, RunId
 from jurat.api.server.service import CanRead, Here, denied, principal_of, run_named
@@ -22,7 +24,7 @@ from jurat.platform.db.clock import now
 from jurat.platform.db.writer import Busy
 from jurat.platform.errors import DataError, FencedOut
 from jurat.platform.runs import events, leases, ledger, metrics
-from jurat.platform.runs.records import Point
+from jurat.platform.runs.records import Point, RunInfo
 from jurat.platform.runs.repository import evaluation_to_json
 
 router = APIRouter(tags=["records"])
@@ -93,13 +95,14 @@ def verifier_stats(run: RunId, service: Here, who: CanRead) -> Response:
 )
 async def add_metrics(run: RunId, asked: shapes.MetricBatch, request: Request, service: Here) -> Response:
     """All or nothing, and harmless when sent again: a point that is there is left alone. At most 10,000 points."""
-    import asyncio
-
     points = columns(asked)
-    who = await asyncio.to_thread(principal_of, request)
-    if not (who.may("runs:write") or who.holds(run)):
-        denied(request, who, "the key may not write to this run")
-    found = await asyncio.to_thread(run_named, service, run)
+    def admitted() -> tuple[Principal, RunInfo]:
+        who = principal_of(request)
+        if not (who.may("runs:write") or who.holds(run)):
+            denied(request, who, "the key may not write to this run")
+        return who, run_named(service, run)
+
+    who, found = await asyncio.to_thread(admitted)
     if found.state in ("finished", "cancelled"):
         raise Problem("conflict", f"the run is {found.state}: its records are closed")
 
@@ -168,12 +171,13 @@ def _is_fact(op: Mapping[str, Any]) -> bool:
 )
 async def add_facts(run: RunId, asked: shapes.Facts, request: Request, service: Here) -> Response:
     """For the process that holds the run, with the token that it was given: each write carries its epoch."""
-    import asyncio
+    def admitted() -> tuple[Principal, RunInfo]:
+        who = principal_of(request)
+        if not who.holds(run):
+            denied(request, who, "facts are recorded by the process that holds the run, with its token")
+        return who, run_named(service, run)
 
-    who = await asyncio.to_thread(principal_of, request)
-    if not who.holds(run):
-        denied(request, who, "facts are recorded by the process that holds the run, with its token")
-    found = await asyncio.to_thread(run_named, service, run)
+    who, found = await asyncio.to_thread(admitted)
     for place, op in enumerate(asked.ops):
         if not _is_fact(op):
             raise Problem(

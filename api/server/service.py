@@ -46,6 +46,8 @@ class Settings:
     slots: int = 1
     """Runs that the launcher keeps going at once; 0: it launches none."""
     lease_seconds: float = 45.0
+    durable: bool = False
+    """Every answer survives a power cut too, not only the death of the process; each commit then waits for the disk."""
     open_to_all: bool = False
     """``--insecure-no-auth``."""
 
@@ -97,7 +99,7 @@ class Service:
         from jurat.api.server.reader import Reader
         from jurat.api.server.verdicts import Judges
 
-        store = Store.open(settings.database, settings.home, migrate=False)
+        store = Store.open(settings.database, settings.home, migrate=False, durable=settings.durable)
         writer = Writer(store.engine)
         made = cls(
             settings=settings, store=store, secret=keys.service_secret(settings.home), writer=writer,

@@ -62,7 +62,8 @@ class Served:
 
 @contextmanager
 def listening(settings: Settings, *, prepare: Callable[[Service], None] = lambda service: None) -> Iterator[Served]:
-    sock = socket.create_server(("127.0.0.1", 0))
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.bind(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     service = Service.start(settings)
     prepare(service)
