@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 
-def _postgres_binaries() -> Path | None:
+def postgres_binaries() -> Path | None:
     """The newest PostgreSQL whose initdb and pg_ctl are installed."""
     packaged = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name.split(".")[0]))
     on_path = shutil.which("initdb")
@@ -31,11 +31,19 @@ def _postgres_binaries() -> Path | None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """URL of a server of our own, without the database's name; it listens on a socket in its folder only."""
-    binaries = _postgres_binaries()
-    if binaries is None:
+    """URL of a server of our own, without the database's name."""
+    if postgres_binaries() is None:
         pytest.skip("PostgreSQL's initdb and pg_ctl are not installed")
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install jurat[postgres]")
+    with cluster("-c fsync=off") as url:
+        yield url
+
+
+@contextmanager
+def cluster(options: str = "") -> Iterator[str]:
+    """A PostgreSQL server for a while: its URL with ``{name}`` for the database. It listens on a socket in its folder only."""
+    binaries = postgres_binaries()
+    assert binaries is not None
     folder = Path(tempfile.mkdtemp(prefix="jurat-pg-"))
     user, prefix = getpass.getuser(), []
     if os.getuid() == 0:  # the server refuses to run as root
@@ -52,7 +60,7 @@ def postgres() -> Iterator[str]:
 
     try:
         call("initdb", "-U", user, "--auth=trust", "--encoding=UTF8", "--no-sync")
-        call("pg_ctl", "start", "-w", "-o", f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off")
+        call("pg_ctl", "start", "-w", "-o", f"-c listen_addresses='' -c unix_socket_directories={folder} {options}")
         yield f"postgresql+psycopg://{user}@/{{name}}?host={folder}"
         call("pg_ctl", "stop", "-m", "immediate")
     finally:
