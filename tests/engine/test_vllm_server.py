@@ -683,7 +683,7 @@ def test_urls_of_a_recipe(url):
 
 def test_a_url_goes_with_vllm():
     assert Engine(sampler="vllm", vllm_url="https://a.b:8000/c").vllm_url == "https://a.b:8000/c"
-    with pytest.raises(ValidationError, match="a server goes with engine.sampler: vllm"):
+    with pytest.raises(ValidationError, match=r"a server goes with engine\.sampler: vllm"):
         Engine(vllm_url="http://a")
 
 
