@@ -387,21 +387,21 @@ def downsampled(
     out = []
     for span, low, high in stretches:
         place = (_p.step - low) // width
-        within = (*of_key, _p.segment == span.segment)
+        inside = (*of_key, _p.segment == span.segment)
         query = (
             sa.select(
                 sa.func.min(_p.step), sa.func.max(_p.step), sa.func.count(_p.value), sa.func.avg(_p.value),
                 sa.func.min(_p.value), sa.func.max(_p.value),
             )
-            .where(*within, _p.step >= low, _p.step <= high)
+            .where(*inside, _p.step >= low, _p.step <= high)
             .group_by(place)
             .order_by(sa.func.min(_p.step))
         )  # fmt: skip
         rows = connection.execute(query).all()
-        ends = [row[1] for row in rows]
+        closing = [row[1] for row in rows]
         last_of: dict[int, float | None] = {}
-        for begin in range(0, len(ends), _IN):
-            at = sa.select(_p.step, _p.value).where(*within, _p.step.in_(ends[begin : begin + _IN]))
+        for begin in range(0, len(closing), _IN):
+            at = sa.select(_p.step, _p.value).where(*inside, _p.step.in_(closing[begin : begin + _IN]))
             last_of |= {step: value for step, value in connection.execute(at)}
         for begin, end, count, mean, least, most in rows:
             out.append(
