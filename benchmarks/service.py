@@ -478,8 +478,7 @@ WRITER_NAMES = [f"m{place:02d}" for place in range(10)]
 
 def write_until(side: Side, until: float, done: Written) -> None:
     """Batches of 200 rows from a connection of its own; what was acknowledged is counted and summed."""
-    wire = side.wire()
-    done.run, step = side.run(wire), 0
+    wire, step = side.wire(), 0
     while time.perf_counter() < until:
         points = grid(WRITER_NAMES, step, 20)
         step += 20
@@ -497,8 +496,9 @@ def write_until(side: Side, until: float, done: Written) -> None:
 @contextmanager
 def writing(side: Side, count: int, seconds: float) -> Iterator[list[Written]]:
     """Writers as threads, joined at the end."""
+    wire = side.wire()
+    done = [Written(side.run(wire)) for _ in range(count)]
     until = time.perf_counter() + seconds
-    done = [Written() for _ in range(count)]
     threads = [threading.Thread(target=write_until, args=(side, until, each)) for each in done]
     for thread in threads:
         thread.start()
@@ -510,9 +510,8 @@ def writing(side: Side, count: int, seconds: float) -> Iterator[list[Written]]:
 def writers(bench: Bench) -> None:
     for count in (4, 8):
         for side in bench.turns():
-            began = time.perf_counter()
             with writing(side, count, bench.args.seconds) as done:
-                pass
+                began = time.perf_counter()
             rate = sum(each.rows for each in done) / (time.perf_counter() - began)
             label = f"{count} writers"
             bench.figures.add(f"{label} rows/s", side.name, rate)
@@ -570,8 +569,9 @@ def mixed(bench: Bench) -> None:
     for side in bench.turns():
         rates = []
         for searching in (False, True):
-            began, seconds, wire = time.perf_counter(), [], side.wire()
+            seconds, wire = [], side.wire()
             with writing(side, 4, bench.args.seconds) as done:
+                began = time.perf_counter()
                 while searching and time.perf_counter() - began < bench.args.seconds:
                     sent = time.perf_counter()
                     side.search(wire, shape)
@@ -932,8 +932,9 @@ def claimant(url: str, home: Path, seed: int, until: Any, count: int, log: Path)
 
     while until.value < count:
         try:
-            store.write(lambda c: leases.reap(c, limits=limits))
             lease = store.write(lambda c: leases.claim(c, owner, limits=limits))
+            if lease is None:
+                store.write(lambda c: leases.reap(c, limits=limits))
         except RunFailed:
             continue  # a deadlock that the database broke; nothing was written
         if lease is None:
@@ -985,7 +986,7 @@ class Starts:
 def exactly_once(url: str, home: Path, count: int, *, workers: int = 6, runs: int = 24) -> Starts:
     """``count`` claims by processes that die by SIGKILL and are replaced."""
     from jurat.platform.recipe import Recipe
-    from jurat.platform.runs.store import Store
+    from jurat.platform.runs.store import Store, new_id
 
     recipe = Recipe.model_validate(
         {"name": "claims", "model": "tiny-random", "data": {"train": {"source": "generated"}}}
@@ -993,7 +994,7 @@ def exactly_once(url: str, home: Path, count: int, *, workers: int = 6, runs: in
     store = Store.open(url, home)
     for place in range(runs):
         store.create_run(
-            recipe=recipe, recipe_digest="", reward_digest="", meta={}, run_id=f"claim-{place}-{os.getpid()}",
+            recipe=recipe, recipe_digest="", reward_digest="", meta={}, run_id=f"claim-{place}-{new_id()}",
             state="queued", max_restarts=1_000_000,
         )  # fmt: skip
     store.close()
