@@ -820,7 +820,7 @@ def export(bench: Bench) -> None:
 COST: Mapping[str, Any] = {
     "model": "tiny-random",
     "data": {"train": {"source": "generated:plain", "levels": [1], "size": 40}},
-    "sampling": {"max_new_tokens": 16},
+    "sampling": {"max_new_tokens": 192},
     "engine": {"dtype": "float32", "threads": 1},
     "checkpoint": {"every": 1000},
     "prompts_per_step": 8,
@@ -908,7 +908,7 @@ async def _nothing(_: Any) -> None: ...
 
 # ---- exactly-one start -------------------------------------------------------------------------------------------
 
-LEASE_SECONDS = 0.3
+LEASE_SECONDS = 0.2
 
 
 def claimant(url: str, home: Path, seed: int, until: Any, count: int, log: Path) -> None:
@@ -930,13 +930,15 @@ def claimant(url: str, home: Path, seed: int, until: Any, count: int, log: Path)
     def say(*words: Any) -> None:
         os.write(file, (" ".join(map(str, words)) + "\n").encode())
 
+    idle = False
     while until.value < count:
         try:
-            lease = store.write(lambda c: leases.claim(c, owner, limits=limits))
-            if lease is None:
+            if idle or drawn.random() < 0.2:
                 store.write(lambda c: leases.reap(c, limits=limits))
+            lease = store.write(lambda c: leases.claim(c, owner, limits=limits))
         except RunFailed:
             continue  # a deadlock that the database broke; nothing was written
+        idle = lease is None
         if lease is None:
             time.sleep(0.01)
             continue
@@ -947,7 +949,7 @@ def claimant(url: str, home: Path, seed: int, until: Any, count: int, log: Path)
         if chance < 0.1:
             os.kill(os.getpid(), signal.SIGKILL)
         if chance < 0.2:
-            time.sleep(LEASE_SECONDS * 1.7)
+            time.sleep(LEASE_SECONDS * 1.5)
 
         def finish(connection: Any, lease: Any = lease) -> int:
             at = now(connection)
@@ -1120,7 +1122,7 @@ MUSTS: tuple[tuple[str, str, tuple[str, ...], tuple[Check, ...]], ...] = (
     ("start, warm", "<= 3 s", ("warm start s",), (at_most("warm start s", 3),)),
     ("start, first", "<= 5 s", ("first start s",), (at_most("first start s", 5),)),
     ("resident memory", "<= 250 MiB", ("warm start MiB",), (at_most("warm start MiB", 250),)),
-    ("tracker's cost: step time more", "<= 1 %", ("step time more %", "share of time in ledger calls %"),
+    ("tracker's cost: step time more", "<= 1 %", ("step time more %", "step recorded ms", "share of time in ledger calls %"),
      (at_most("step time more %", 1),)),
     ("  longest wait of the loop", "<= 50 ms", ("longest wait for the ledger ms",),
      (at_most("longest wait for the ledger ms", 50),)),

@@ -37,7 +37,7 @@ SERVICE = (
     "service.before_answer:3",
     "service.before_answer:12",
 )
-TRAINER = ("ledger.mid_commit:3", "checkpoint.before_rename:2", "checkpoint.after_rename:2")
+TRAINER = ("checkpoint.before_rename:2", "checkpoint.after_rename:2")
 QUICK = ("service.before_answer:12", "trainer@checkpoint.after_rename:2")
 
 
