@@ -3,7 +3,8 @@
 ``JURAT_FAULT=name`` kills the process (SIGKILL) at the first visit of the point, ``name:3`` at the third,
 ``name:3:STOP`` sends SIGSTOP instead (any signal's name). ``role@name`` is for one role of a Ray run: the driver leaves
 ``role@`` out where it starts an actor of that role for the first time, and elsewhere it names no point; so does who starts
-ranks with ``rank1@``, as in ``learner@rank1@rank.mid_update``.
+ranks with ``rank1@``, as in ``learner@rank1@rank.mid_update``; a launcher leaves ``trainer@`` out for the first process of a
+run, and gives no point to any other.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ POINTS = (
     "checkpoint.mid_write",
     "checkpoint.before_rename",
     "checkpoint.after_rename",
+    "launcher.claimed",
+    "launcher.started",
+    "launcher.before_end",
+    "service.before_commit",
+    "service.before_answer",
 )
 """Every point in the code; a test holds this list against the source."""
 

@@ -128,7 +128,9 @@ class LocalExecutor:
         self, run: str, epoch: int, folder: Path, words: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> LocalWork:
         kept = {name: value for name, value in os.environ.items() if name in ENVIRONMENT or name.startswith(PREFIXES)}
-        kept.pop("JURAT_FAULT", None)
+        fault = kept.pop("JURAT_FAULT", "")  # the service's own, but for what is meant for a run's first process
+        if fault.startswith("trainer@") and epoch == 1:
+            kept["JURAT_FAULT"] = fault.removeprefix("trainer@")
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir(parents=True, exist_ok=True)

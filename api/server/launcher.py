@@ -29,6 +29,7 @@ import sqlalchemy as sa
 from jurat.api.server.executor import UNKNOWN, Executor, Work
 from jurat.platform import access
 from jurat.platform.errors import FencedOut, JuratError
+from jurat.platform.faults import point
 from jurat.platform.runs import leases
 from jurat.platform.runs.records import Lease, RunInfo
 from jurat.platform.runs.states import LEASED, LIMITS, Limits, State
@@ -127,7 +128,9 @@ class Launcher:
             lease = self._store.write(lambda c: leases.claim(c, self._owner, limits=self._limits, slots=self._slots))
             if lease is None:
                 return
+            point("launcher.claimed")
             self._start(lease)
+            point("launcher.started")
 
     def _adopt(self) -> None:
         """What another launcher of this home started and left. What has ended meanwhile is seen by the next look."""
@@ -207,6 +210,7 @@ class Launcher:
         run = self._store.run(held.lease.run)
         if run.state not in LEASED or run.lease_epoch != held.lease.epoch:
             return  # it said itself how it ended, or is another's
+        point("launcher.before_end")
         state, detail = outcome(run.state, code)
         said = last_line(self._store.home / "logs" / f"{run.id}.log") if state == "failed" else ""
         self._end(

@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from jurat.platform.db.engine import nested, writing
 from jurat.platform.errors import JuratError
+from jurat.platform.faults import point
 
 T = TypeVar("T")
 Job = Callable[[sa.Connection], Any]
@@ -124,6 +125,8 @@ class Writer:
                     answers.append((None, error))
                 else:
                     answers.append((answer, None))
+            point("service.before_commit")
+        point("service.before_answer")
         self.commits += 1
         return answers
 
