@@ -397,17 +397,21 @@ def _print_set(one: Named, found: ProblemSet, part: dict[str, Any], rows: int) -
 
 
 def _print_check(result: dict[str, Any], ngram: int) -> None:
+    from jurat.datasets.check import SHOWN, failure
+
     def some(title: str, lines: Sequence[str]) -> None:
         typer.echo(f"  {title}: {len(lines)}")
-        for line in lines[:5]:
-            typer.echo("    " + terminal.clean(line, 180))
+        for line in lines[:SHOWN]:
+            typer.echo("    " + terminal.clean(line, 300))
+        if len(lines) > SHOWN:
+            typer.echo(f"    and {len(lines) - SHOWN} more")
 
     typer.echo(f"{result['set']}: {result['rows']} problems, {result['digest']}")
     some("bad rows", result["bad_rows"])
     if result["without_gold"]:
         typer.echo(f"  {result['holds']} without a gold answer, which no verifier can check: {result['without_gold']}")
     some("gold that fails its verifier",
-         [f"{g['where']}: {g['gold']!r} is {g['status']} ({g['why']})" for g in result["gold_failed"]])  # fmt: skip
+         [failure(g["where"], g["gold"], g["status"], g["why"]) for g in result["gold_failed"]])  # fmt: skip
     for report in result.get("contamination", []):
         typer.echo(
             f"  against {report['against']} ({report['against_rows']} problems): {report['same']} questions the same; "

@@ -79,6 +79,15 @@ def test_check_puts_each_gold_through_its_verifier(jurat, tmp_path):
     assert report["sets"][0]["gold_failed"][0]["where"].endswith("a.jsonl:6")
 
 
+def test_the_reason_of_a_failed_gold_is_not_cut_off_by_a_long_gold(jurat, tmp_path):
+    rows = [{"problem": f"Which {i}?", "gold": "left of " * 60 + str(i)} for i in range(7)]
+    path = write(tmp_path / "a.jsonl", *GOOD, *rows)
+    out = jurat("check", path, "--verifier", "number")[1]
+    lines = out.split("gold that fails its verifier: 7\n")[1].splitlines()
+    assert "a.jsonl:6: bad_gold: " in lines[0]
+    assert lines[0].endswith("; gold 'left of left of left of left of left of '…") and lines[5] == "    and 2 more"
+
+
 def test_check_against_reports_shared_questions_and_n_grams(jurat, tmp_path):
     long = "Tom buys 7 red apples at the old market and gives 2 to Ana."
     train = write(tmp_path / "t.jsonl", *GOOD, {"problem": long, "gold": "5"})
