@@ -37,7 +37,8 @@ def run(
 ) -> None:
     """Run a program on all its cases: how many pass, the first difference of those that do not, streams, time, memory.
 
-    Exits with 0 if there is a verdict, good or bad, and with 1 if the sandbox or the cases made one impossible.
+    Exits with 0 if there is a verdict, good or bad; with 2 if a file cannot be read or the cases are none; with 1 if the
+    sandbox, a checker or a module that is not there made a verdict impossible.
     """
     from jurat.verifiers.code.verifier import Options, judge_program
     from jurat.verifiers.verdicts import verdict_to_json
