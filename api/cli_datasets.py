@@ -162,6 +162,7 @@ def check(
 
     Exit code 3 if a row is bad, a gold fails, a held-out question is asked, or --max-share is passed.
     """
+    from jurat.datasets.check import form_only
     from jurat.datasets.contamination import contamination
     from jurat.platform.errors import GateFailed
 
@@ -178,6 +179,8 @@ def check(
         result: dict[str, Any] = {
             "set": one.label, "holds": one.holds, "rows": found.manifest.rows, "digest": found.manifest.digest,
             "without_gold": sum(not p.reference for p in found.problems),
+            "gold_run": sum(bool(p.reference) for p in found.problems) - form_only(found.problems),
+            "gold_form_only": form_only(found.problems),
             "bad_rows": [str(b) for b in found.skipped],
             "gold_failed": [
                 {"id": p.id, "where": p.source, "gold": p.reference, "status": v.status, "why": v.why}
@@ -410,6 +413,9 @@ def _print_check(result: dict[str, Any], ngram: int) -> None:
     some("bad rows", result["bad_rows"])
     if result["without_gold"]:
         typer.echo(f"  {result['holds']} without a gold answer, which no verifier can check: {result['without_gold']}")
+    if result["gold_form_only"]:
+        typer.echo(f"  solutions run on their own cases: {result['gold_run']}; "
+                   f"rows without a solution, checked for form only: {result['gold_form_only']}")  # fmt: skip
     some("gold that fails its verifier",
          [failure(g["where"], g["gold"], g["status"], g["why"]) for g in result["gold_failed"]])  # fmt: skip
     for report in result.get("contamination", []):

@@ -20,6 +20,11 @@ def as_completion(problem: Problem) -> str:
     return rf"\boxed{{{problem.reference}}}" if problem.verifier.name == "math" else problem.reference
 
 
+def form_only(problems: Iterable[Problem]) -> int:
+    """How many golds have nothing that could be run, as cases of programs without a solution: ``check_gold`` sees their form."""
+    return sum(bool(problem.reference) and not as_completion(problem) for problem in problems)
+
+
 def check_gold(
     problems: Iterable[Problem],
     verify: Callable[[Problem, str], Verdict],

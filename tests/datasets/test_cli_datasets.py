@@ -88,6 +88,17 @@ def test_the_reason_of_a_failed_gold_is_not_cut_off_by_a_long_gold(jurat, tmp_pa
     assert lines[0].endswith("; gold 'left of left of left of left of left of '…") and lines[5] == "    and 2 more"
 
 
+def test_cases_without_a_solution_are_told_as_checked_for_form_only(jurat, tmp_path):
+    rows = [{"question": f"Print {i}.", "answer": {"mode": "stdio", "tests": [{"stdin": "", "stdout": f"{i}\n"}]}}
+            for i in range(3)]  # fmt: skip
+    rows[0]["solution"] = "print(0)"
+    path = write(tmp_path / "p.jsonl", *rows)
+    code, out, _ = jurat("check", path, "--verifier", "code")
+    assert code == 0 and "solutions run on their own cases: 1; rows without a solution, checked for form only: 2" in out
+    (found,) = json.loads(jurat("check", path, "--verifier", "code", "--json")[1])["sets"]
+    assert (found["gold_run"], found["gold_form_only"], found["gold_failed"]) == (1, 2, [])
+
+
 def test_check_against_reports_shared_questions_and_n_grams(jurat, tmp_path):
     long = "Tom buys 7 red apples at the old market and gives 2 to Ana."
     train = write(tmp_path / "t.jsonl", *GOOD, {"problem": long, "gold": "5"})
