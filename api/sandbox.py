@@ -69,6 +69,8 @@ def run(
         memory_mb=memory_mb,
         preload=(needs,) if isinstance(needs, str) else tuple(needs) if isinstance(needs, list) else (),
     )
+    if level == "rlimits":
+        terminal.note("nothing is kept apart at this level")
     verdict = judge_program(text, given, options)
     if verdict.status == "bad_gold":
         raise DataError(verdict.why, where=str(cases), fix="docs/code.md says what cases look like")

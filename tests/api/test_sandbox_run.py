@@ -44,6 +44,12 @@ def test_the_score_is_the_verifier_s_own_unless_the_share_is_asked_for(jurat: An
     assert (run("--score", "share")["status"], run("--score", "share")["score"]) == ("partial", 0.5)
 
 
+def test_a_level_that_keeps_nothing_apart_says_so(jurat: Any, files: dict[str, str]) -> None:
+    run = lambda level: jurat("sandbox", "run", files["good.py"], "--cases", files["cases.json"], "--level", level)
+    assert "nothing is kept apart at this level" in run("rlimits").err
+    assert "nothing is kept apart" not in run("auto").err
+
+
 def test_what_was_not_run_is_said(jurat: Any, files: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(
         json.dumps({"mode": "stdio", "tests": [CASES["tests"][1], *CASES["tests"][:1] * 3]})
