@@ -173,7 +173,7 @@ def check(
         other = dataclasses.replace(given, split=against_split, size=None, fraction=None, question=None, answer=None,
                                     solution=None, gold=None)  # fmt: skip
         others += [(one, _load(one)) for one in _resolve(against, other)]
-    results, faults = [], []
+    results, faults, fixes = [], [], list[str]()
     for one, found in loaded:
         failed = _check_gold(one, found)
         result: dict[str, Any] = {
@@ -189,14 +189,20 @@ def check(
         }  # fmt: skip
         if found.skipped and one.source.bad_rows == "refuse":
             faults.append(f"{one.label}: {len(found.skipped)} bad rows")
-        faults += [f"{one.label}: {len(failed)} gold answers fail {found.problems[0].verifier.name}"] if failed else []
+            fixes.append("mend the bad rows or skip them (--bad-rows skip)")
+        if failed:
+            faults.append(f"{one.label}: {len(failed)} gold answers fail {found.problems[0].verifier.name}")
+            fixes.append("mend the rows whose gold fails, take them out (nothing skips them), or name their verifier")
         for other_one, other_set in others if one.split == "train" or not one.recipe else []:
+            told = len(faults)
             report = contamination(_bare(one, found), _bare(other_one, other_set), n=ngram)
             result.setdefault("contamination", []).append({"against": other_one.label, **report.to_json()})
             if report.num_same:
                 faults.append(f"{one.label}: {report.num_same} questions are also in {other_one.label}")
             if max_share is not None and report.share > max_share:
                 faults.append(f"{one.label}: share {report.share:.4f} of {other_one.label} passes {max_share}")
+            if len(faults) > told:
+                fixes.append("take the shared questions out, or change the split")
         results.append(result)
         if not as_json:
             _print_check(result, ngram)
@@ -205,8 +211,7 @@ def check(
         if faults:
             raise typer.Exit(GateFailed.exit_code)
     elif faults:
-        fix = "mend the rows or skip them (--bad-rows skip), or change the split"
-        raise GateFailed("; ".join(faults), where=name, fix=fix)
+        raise GateFailed("; ".join(faults), where=name, fix="; ".join(dict.fromkeys(fixes)))
 
 
 # ---- which source --------------------------------------------------------------------------------------------------

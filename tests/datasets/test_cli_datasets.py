@@ -66,6 +66,7 @@ def test_check_passes_a_good_set_and_names_the_faults_of_a_bad_one(jurat, tmp_pa
     assert jurat("check", good)[0] == 0
     code, out, err = jurat("check", bad)
     assert code == 3
+    assert "or skip them (--bad-rows skip)" in err and "whose gold fails" not in err
     assert "2 bad rows" in err and "b.jsonl:7: field 'gold' is missing" in out
     assert jurat("check", bad, "--bad-rows", "skip")[0] == 0
 
@@ -85,6 +86,8 @@ def test_the_reason_of_a_failed_gold_is_not_cut_off_by_a_long_gold(jurat, tmp_pa
     out = jurat("check", path, "--verifier", "number")[1]
     lines = out.split("gold that fails its verifier: 7\n")[1].splitlines()
     assert "a.jsonl:6: bad_gold: " in lines[0]
+    err = jurat("check", path, "--verifier", "number", "--bad-rows", "skip")[2]
+    assert "take them out (nothing skips them)" in err and "--bad-rows" not in err and "split" not in err
     assert lines[0].endswith("; gold 'left of left of left of left of left of '…") and lines[5] == "    and 2 more"
 
 
