@@ -76,11 +76,13 @@ def said_of(outcome: Outcome) -> str:
 
 
 def described(outcome: Outcome) -> dict[str, Any]:
-    """A run as evidence: streams escaped and cut, time and memory."""
+    """A run as evidence: streams escaped and cut, time and memory, where they are known."""
     made: dict[str, Any] = {
-        "ending": outcome.ending, "seconds": round(outcome.seconds, 4), "cpu_seconds": round(outcome.cpu_seconds, 4),
-        "memory_mb": round(outcome.memory_bytes / 2**20, 1),
+        "ending": outcome.ending, "seconds": round(outcome.seconds, 4),
     }  # fmt: skip
+    if outcome.measured:
+        made["cpu_seconds"] = round(outcome.cpu_seconds, 4)
+        made["memory_mb"] = round(outcome.memory_bytes / 2**20, 1)
     for name in ("stdout", "stderr"):
         if text := escaped(getattr(outcome, name), STREAM):
             made[name] = text
