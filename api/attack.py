@@ -119,7 +119,8 @@ def read_manifest(path: Path, only: Sequence[str] = ()) -> Manifest:
         raise ConfigError(f"cannot read: {fault.strerror}", where=str(fault.filename or path),
                           fix="name a manifest.json with a folder attacks/ beside it") from None  # fmt: skip
     except (KeyError, TypeError, ValueError) as fault:
-        raise DataError(f"no manifest of attacks: {fault!r}", where=str(path),
+        what = f"{fault} is missing" if isinstance(fault, KeyError) else str(fault)
+        raise DataError(f"no manifest of attacks: {what}", where=str(path),
                         fix="it holds task {entry, func_tests, stdio_tests} and attacks [{id, kind, task, naive}]") from None  # fmt: skip
     if only:
         known = [*(a.id for a in attacks), *(b.id for b in benign)]

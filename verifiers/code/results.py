@@ -69,7 +69,7 @@ def said_of(outcome: Outcome) -> str:
     more = f": {escaped(outcome.detail, 200)}" if outcome.detail else ""
     match outcome.ending:
         case "crash":
-            return f"crash (signal {outcome.signal}){more}"
+            return f"crash (signal {outcome.signal})"  # the detail says the same
         case "exception" if outcome.exit_code is not None and not more:
             return f"exception (exit code {outcome.exit_code})"
     return f"{outcome.ending}{more}"

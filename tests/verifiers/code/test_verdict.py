@@ -48,7 +48,7 @@ def test_a_right_program_passes(judge: Judge, mode: str) -> None:
         ("print(3); int('x')", "incorrect", None, "case 1 of 2: exception: ValueError"),
         ("print(", "incorrect", None, "case 1 of 2: compile_error: SyntaxError"),
         ("x = '\0'", "incorrect", None, "case 1 of 2: compile_error: SyntaxError"),
-        ("", "incorrect", None, "case 1 of 2: 1 tokens expected, got 0: '3' is missing"),
+        ("", "incorrect", None, "case 1 of 2: 1 token expected, got 0: '3' is missing"),
         ("while True: pass", "limit", "policy", "case 1 of 2: timeout: 0.5 s"),
         ("bytearray(1 << 30)", "limit", "policy", "case 1 of 2: memory_limit: MemoryError"),
         ("while True: print('3' * 1000)", "limit", "policy", "case 1 of 2: output_limit: stdout"),
