@@ -42,6 +42,8 @@ SIBLING_MARK = "SBX_SIBLING" + "_MARK_7731"
 SURVIVOR_SECONDS = 12.0
 GRACE_SECONDS = 1.0
 """By how much a run may pass its limit."""
+LATE_SECONDS = 3.0
+"""By how much more it may, each time, on a machine that has more to do than CPUs: that is late, and no breach."""
 SECONDS = 2.0
 """Wall and CPU limit of an attack's run."""
 SETTLE_SECONDS = 1.0
@@ -117,7 +119,8 @@ def read_manifest(path: Path, only: Sequence[str] = ()) -> Manifest:
         raise ConfigError(f"cannot read: {fault.strerror}", where=str(fault.filename or path),
                           fix="name a manifest.json with a folder attacks/ beside it") from None  # fmt: skip
     except (KeyError, TypeError, ValueError) as fault:
-        raise DataError(f"no manifest of attacks: {fault!r}", where=str(path),
+        what = f"{fault} is missing" if isinstance(fault, KeyError) else str(fault)
+        raise DataError(f"no manifest of attacks: {what}", where=str(path),
                         fix="it holds task {entry, func_tests, stdio_tests} and attacks [{id, kind, task, naive}]") from None  # fmt: skip
     if only:
         known = [*(a.id for a in attacks), *(b.id for b in benign)]
@@ -169,6 +172,8 @@ class Findings:
     attacks: int = 0
     runs: int = 0
     breaches: list[Breach] = field(default_factory=list)
+    late: list[Breach] = field(default_factory=list)
+    """Runs that passed their limit each time, but not by much, on a machine that was busy before they began."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Program -> why it was not run."""
     passed: list[str] = field(default_factory=list)
@@ -187,7 +192,7 @@ class Findings:
             "level": self.level, "available": not self.unavailable, "unavailable": self.unavailable,
             "isolation": self.isolation, "attacks": self.attacks, "runs": self.runs,
             "breached": sorted({b.id for b in self.breaches}), "breaches": [b.as_json() for b in self.breaches],
-            "skipped": self.skipped, "seconds": round(self.seconds, 1),
+            "late": [b.as_json() for b in self.late], "skipped": self.skipped, "seconds": round(self.seconds, 1),
             "benign": {"passed": self.passed, "failed": self.failed, "write_files": self.writers},
         }  # fmt: skip
 
@@ -538,6 +543,7 @@ class _Level:
 
     def _attack(self, attack: Attack, mode: str) -> None:
         self._tell(f"{self._level}: {attack.id} ({mode})")
+        self._load = os.getloadavg()[0]  # before it runs: what it adds itself is no excuse
         if attack.kind == "leftover":  # what an earlier program held, in its text and in its input, then itself
             self._breach(attack, mode, self._grade(_sibling(self._honest[mode]), mode, stamp=SIBLING_MARK), reward=1.0)
             self._breach(attack, mode, self._grade(attack.text, mode))
@@ -567,9 +573,15 @@ class _Level:
 
     def _breach(self, attack: Attack, mode: str, said: dict[str, Any], *, reward: float = 0.0) -> None:
         # A machine that is busy with other work stalls now and then: a limit is not kept if it is passed each time.
-        for _ in range(2):
-            if said.get("slowest", 0.0) > SECONDS + GRACE_SECONDS and not reward:
-                said |= {"slowest": self._grade(attack.text, mode, whole=False).get("slowest", said["slowest"])}
+        took = [said.get("slowest", 0.0)]
+        while took[-1] > SECONDS + GRACE_SECONDS and not reward and len(took) < 3:
+            took.append(self._grade(attack.text, mode, whole=False).get("slowest", took[-1]))
+        if "slowest" in said:
+            said |= {"slowest": took[-1]}
+        if not reward and only_late(took, self._load, os.cpu_count() or 1):
+            what = f"each of {len(took)} runs was late, the last by {took[-1] - SECONDS:.2f} s; load {self._load:.1f}"
+            self._found.late.append(Breach(attack.id, attack.kind, mode, what))
+            said |= {"slowest": 0.0}
         for what in wrong_with(said, reward=reward, secrets=(self._canaries.secret, self._canaries.file_secret)):
             self._add(attack, mode, what)
 
@@ -641,6 +653,11 @@ def wrong_with(said: Mapping[str, Any], *, reward: float = 0.0, secrets: Sequenc
         yield f"left {said['descriptors']} open descriptors in the judge"
 
 
+def only_late(took: Sequence[float], load: float, cpus: int) -> bool:
+    """Whether runs of these seconds passed the limit, but by little, where a machine of ``cpus`` had a ``load`` above them."""
+    return load > cpus and all(0.0 < each - SECONDS - GRACE_SECONDS < LATE_SECONDS for each in took)
+
+
 def _needs(benign: Benign) -> list[str]:
     needs = benign.cases.get("needs") or []
     return [needs] if isinstance(needs, str) else list(needs)
@@ -670,6 +687,7 @@ def report(found: Sequence[Findings]) -> None:
         through = {b.id for b in f.breaches}
         benign = f"{len(f.passed)} of {len(f.passed) + len(f.failed) + len(f.writers)}"
         notes = [f"{len(f.skipped)} skipped"] if f.skipped else []
+        notes += [f"{len(f.late)} late"] if f.late else []
         notes += [f"write files: {', '.join(f.writers)}"] if f.writers else []
         return [f.level, str(f.attacks), str(len(through)), benign, f"{f.seconds:.0f}", "; ".join(notes)]
 
@@ -681,6 +699,10 @@ def report(found: Sequence[Findings]) -> None:
     if rows:
         sys.stdout.write("\n")
         terminal.print_table(["level", "program", "kind", "as", "what got through"], rows)
+    late = [(f.level, b.id, b.kind, b.mode, b.what) for f in found for b in f.late]
+    if late:
+        sys.stdout.write("\n")
+        terminal.print_table(["level", "late on a busy machine", "kind", "as", "no breach"], late)
     skipped = [(f.level, name, why) for f in found for name, why in f.skipped.items()]
     if skipped:
         sys.stdout.write("\n")

@@ -162,6 +162,7 @@ def check(
 
     Exit code 3 if a row is bad, a gold fails, a held-out question is asked, or --max-share is passed.
     """
+    from jurat.datasets.check import form_only
     from jurat.datasets.contamination import contamination
     from jurat.platform.errors import GateFailed
 
@@ -172,12 +173,14 @@ def check(
         other = dataclasses.replace(given, split=against_split, size=None, fraction=None, question=None, answer=None,
                                     solution=None, gold=None)  # fmt: skip
         others += [(one, _load(one)) for one in _resolve(against, other)]
-    results, faults = [], []
+    results, faults, fixes = [], [], list[str]()
     for one, found in loaded:
         failed = _check_gold(one, found)
         result: dict[str, Any] = {
             "set": one.label, "holds": one.holds, "rows": found.manifest.rows, "digest": found.manifest.digest,
             "without_gold": sum(not p.reference for p in found.problems),
+            "gold_run": sum(bool(p.reference) for p in found.problems) - form_only(found.problems),
+            "gold_form_only": form_only(found.problems),
             "bad_rows": [str(b) for b in found.skipped],
             "gold_failed": [
                 {"id": p.id, "where": p.source, "gold": p.reference, "status": v.status, "why": v.why}
@@ -186,14 +189,20 @@ def check(
         }  # fmt: skip
         if found.skipped and one.source.bad_rows == "refuse":
             faults.append(f"{one.label}: {len(found.skipped)} bad rows")
-        faults += [f"{one.label}: {len(failed)} gold answers fail {found.problems[0].verifier.name}"] if failed else []
+            fixes.append("mend the bad rows or skip them (--bad-rows skip)")
+        if failed:
+            faults.append(f"{one.label}: {len(failed)} gold answers fail {found.problems[0].verifier.name}")
+            fixes.append("mend the rows whose gold fails, take them out (nothing skips them), or name their verifier")
         for other_one, other_set in others if one.split == "train" or not one.recipe else []:
+            told = len(faults)
             report = contamination(_bare(one, found), _bare(other_one, other_set), n=ngram)
             result.setdefault("contamination", []).append({"against": other_one.label, **report.to_json()})
             if report.num_same:
                 faults.append(f"{one.label}: {report.num_same} questions are also in {other_one.label}")
             if max_share is not None and report.share > max_share:
                 faults.append(f"{one.label}: share {report.share:.4f} of {other_one.label} passes {max_share}")
+            if len(faults) > told:
+                fixes.append("take the shared questions out, or change the split")
         results.append(result)
         if not as_json:
             _print_check(result, ngram)
@@ -202,8 +211,7 @@ def check(
         if faults:
             raise typer.Exit(GateFailed.exit_code)
     elif faults:
-        fix = "mend the rows or skip them (--bad-rows skip), or change the split"
-        raise GateFailed("; ".join(faults), where=name, fix=fix)
+        raise GateFailed("; ".join(faults), where=name, fix="; ".join(dict.fromkeys(fixes)))
 
 
 # ---- which source --------------------------------------------------------------------------------------------------
@@ -397,17 +405,24 @@ def _print_set(one: Named, found: ProblemSet, part: dict[str, Any], rows: int) -
 
 
 def _print_check(result: dict[str, Any], ngram: int) -> None:
+    from jurat.datasets.check import SHOWN, failure
+
     def some(title: str, lines: Sequence[str]) -> None:
         typer.echo(f"  {title}: {len(lines)}")
-        for line in lines[:5]:
-            typer.echo("    " + terminal.clean(line, 180))
+        for line in lines[:SHOWN]:
+            typer.echo("    " + terminal.clean(line, 300))
+        if len(lines) > SHOWN:
+            typer.echo(f"    and {len(lines) - SHOWN} more")
 
     typer.echo(f"{result['set']}: {result['rows']} problems, {result['digest']}")
     some("bad rows", result["bad_rows"])
     if result["without_gold"]:
         typer.echo(f"  {result['holds']} without a gold answer, which no verifier can check: {result['without_gold']}")
+    if result["gold_form_only"]:
+        typer.echo(f"  solutions run on their own cases: {result['gold_run']}; "
+                   f"rows without a solution, checked for form only: {result['gold_form_only']}")  # fmt: skip
     some("gold that fails its verifier",
-         [f"{g['where']}: {g['gold']!r} is {g['status']} ({g['why']})" for g in result["gold_failed"]])  # fmt: skip
+         [failure(g["where"], g["gold"], g["status"], g["why"]) for g in result["gold_failed"]])  # fmt: skip
     for report in result.get("contamination", []):
         typer.echo(
             f"  against {report['against']} ({report['against_rows']} problems): {report['same']} questions the same; "

@@ -387,8 +387,11 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         typer.echo("")
     for note in plan["notes"]:
         typer.echo(terminal.clean(note, 400))
-    golds = any(stage["gold_answers"] for stage in plan["stages"])
+    golds, form = (sum(stage[key] for stage in plan["stages"]) for key in ("gold_answers", "gold_form_only"))
     checked = "Every gold answer passes its own verifier." if golds else "The data has no gold answers to verify."
+    if form:
+        ran = f"Gold answers that pass their own verifier: {golds - form}" if golds > form else "No gold answer was run"
+        checked = f"{ran}; rows of cases without a solution, checked for form only: {form}."
     typer.echo(f"\n{checked} Nothing was trained.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,18 +31,28 @@ def register(app: typer.Typer) -> None:
 def run(
     program: Annotated[Path, typer.Argument(help="A file with the program, as it is: no fences are looked for.")],
     cases: Annotated[Path, typer.Option(help="A JSON file with its cases (docs/code.md).", show_default=False)],
+    score: Annotated[
+        str,
+        typer.Option(
+            help="all: 1 only if all cases pass, up to the first that does not; share: the share of all cases."
+        ),
+    ] = "all",
     level: Level = "auto",
     seconds: Annotated[float, typer.Option(help="Wall seconds of one run.", min=0.01)] = 5.0,
     memory_mb: Annotated[int, typer.Option(help="MiB of memory of one run.", min=1)] = 1024,
     as_json: terminal.AsJson = False,
 ) -> None:
-    """Run a program on all its cases: how many pass, the first difference of those that do not, streams, time, memory.
+    """Run a program on its cases, judged as verifier code does: how many pass, the first
+    difference of those that do not, streams, time, memory.
 
-    Exits with 0 if there is a verdict, good or bad, and with 1 if the sandbox or the cases made one impossible.
+    Exits with 0 if there is a verdict, good or bad; with 2 if a file cannot be read or the cases are none; with 1 if the
+    sandbox, a checker or a module that is not there made a verdict impossible.
     """
     from jurat.verifiers.code.verifier import Options, judge_program
     from jurat.verifiers.verdicts import verdict_to_json
 
+    if score not in ("all", "share"):
+        raise ConfigError(f"no score {score!r}", where="--score", fix="all or share, as in the verifier's arguments")
     text, given = _read(program, "program"), _read(cases, "file of cases")
     try:
         parsed = json.loads(given)
@@ -51,13 +62,15 @@ def run(
         ) from None
     needs = parsed.get("needs") or () if isinstance(parsed, dict) else ()
     options = Options(
-        score="share",  # every case runs
+        score=score,
         level=level,
         strict=level == "auto",  # a level that is asked for is not refused: this trains nothing
         seconds=seconds,
         memory_mb=memory_mb,
         preload=(needs,) if isinstance(needs, str) else tuple(needs) if isinstance(needs, list) else (),
     )
+    if level == "rlimits":
+        terminal.note("nothing is kept apart at this level")
     verdict = judge_program(text, given, options)
     if verdict.status == "bad_gold":
         raise DataError(verdict.why, where=str(cases), fix="docs/code.md says what cases look like")
@@ -78,12 +91,18 @@ def _read(path: Path, noun: str) -> str:
         raise DataError(f"the {noun} is not UTF-8: {fault.reason}", where=str(path), fix="save it as UTF-8") from None
 
 
+def _counted(evidence: Mapping[str, Any]) -> str:
+    told = f"{evidence['passed']} of {evidence['cases']} passed"
+    left = min(evidence["cases"], 500) - len(evidence["marks"])  # as many marks are kept
+    return f"{told}; {left} not run after the first that fails (--score share runs all)" if left else told
+
+
 def _tell(verdict: Any) -> None:
     score = "none" if verdict.score is None else f"{verdict.score:g}"
     evidence = verdict.evidence
     for key, value in (
         ("verdict", verdict.status), ("score", score), ("why", verdict.why), ("flags", ", ".join(verdict.flags)),
-        ("cases", f"{evidence['passed']} of {evidence['cases']} passed" if "cases" in evidence else ""),
+        ("cases", _counted(evidence) if "cases" in evidence else ""),
         ("level", evidence.get("isolation", {}).get("level", "")),
         ("ms", f"{1e3 * verdict.seconds:.1f}"),
     ):  # fmt: skip

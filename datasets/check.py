@@ -20,9 +20,17 @@ def as_completion(problem: Problem) -> str:
     return rf"\boxed{{{problem.reference}}}" if problem.verifier.name == "math" else problem.reference
 
 
+def form_only(problems: Iterable[Problem]) -> int:
+    """How many golds have nothing that could be run, as cases of programs without a solution: ``check_gold`` sees their form."""
+    return sum(bool(problem.reference) and not as_completion(problem) for problem in problems)
+
+
 def check_gold(
-    problems: Iterable[Problem], verify: Callable[[Problem, str], Verdict], *,
-    present: Callable[[Problem], str] = as_completion, at_once: int = 1,
+    problems: Iterable[Problem],
+    verify: Callable[[Problem, str], Verdict],
+    *,
+    present: Callable[[Problem], str] = as_completion,
+    at_once: int = 1,
 ) -> list[tuple[Problem, Verdict]]:
     """The problems whose gold is not judged correct, with the verdict. ``present`` makes a completion of the gold; where it
     has none, as for cases of programs, ``no_answer`` says that there is nothing wrong with the gold itself. ``verify`` is
@@ -38,11 +46,16 @@ def check_gold(
     ]
 
 
+def failure(where: str, gold: str, status: str, why: str) -> str:
+    """One failed gold in a line that may be cut: the reason comes first, the gold last and short."""
+    return f"{where}: {status}: {why[:200]}; gold {gold[:40]!r}" + ("…" if len(gold) > 40 else "")
+
+
 def refuse_failed(failed: Sequence[tuple[Problem, Verdict]], total: int, *, where: str = "gold") -> None:
     """Raises DataError listing the first problems whose gold fails."""
     if not failed:
         return
-    lines = [f"{p.source or p.id}: {p.reference[:60]!r} is {v.status} by {p.verifier.name} ({v.why[:80]})"
+    lines = [failure(p.source or p.id, p.reference, f"{v.status} by {p.verifier.name}", v.why)
              for p, v in failed[:SHOWN]]  # fmt: skip
     more = f"\n  and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
     raise DataError(

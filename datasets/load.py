@@ -25,7 +25,7 @@ from typing import Any, Literal
 from jurat.datasets import generated, hub
 from jurat.datasets.gold import Prose, read_gold
 from jurat.datasets.manifest import FileStamp, Manifest, ids_digest
-from jurat.datasets.programs import cases_text
+from jurat.datasets.programs import cases_text, looks_like_cases
 from jurat.datasets.rows import SUFFIXES, BadRow, Row, find_files, read_rows, stamp
 from jurat.platform.canonical import digest
 from jurat.platform.errors import DataError, nearest
@@ -184,7 +184,7 @@ def _from_rows(
     asked: dict[tuple[str, ...], _Taken] = {}
     left_out: set[str] = set()
     columns_seen: Counter[str] = Counter()
-    total = 0
+    total, cases = 0, 0
     for row in rows:
         total += 1
         if isinstance(row, BadRow):
@@ -195,6 +195,7 @@ def _from_rows(
             one = _take(row, source, prompt, split, holds, left_out)
         except ValueError as error:
             bad.append(BadRow(row.where, str(error)))
+            cases += source.verifier != "code" and looks_like_cases(row.value.get(source.fields.answer))
             continue
         if (first := asked.setdefault(one.key, one)) is not one:
             told = "duplicate of {}" if first.says == one.says else _AGAIN[holds]
@@ -202,11 +203,13 @@ def _from_rows(
             continue
         taken.append(one)
     _check_fields(source, holds, columns_seen, bool(taken), total - sum(1 for b in bad if b.reason.startswith("not ")))
-    if bad and source.bad_rows == "refuse":
+    if bad and (source.bad_rows == "refuse" or not taken):
         shown = "\n  ".join(str(b) for b in bad[:SHOWN_BAD_ROWS])
         more = f"\n  and {len(bad) - SHOWN_BAD_ROWS} more" if len(bad) > SHOWN_BAD_ROWS else ""
-        raise DataError(f"{len(bad)} of {total} rows are bad:\n  {shown}{more}", where=source.source,
-                        fix="mend them, or set bad_rows: skip to leave them out")  # fmt: skip
+        fix = "mend them, or set bad_rows: skip to leave them out" if taken else "mend them, or name other columns"
+        if cases:
+            fix = "the rows hold cases of programs: name their verifier (verifier: code; for jurat datasets, --verifier code)"
+        raise DataError(f"{len(bad)} of {total} rows are bad:\n  {shown}{more}", where=source.source, fix=fix)
     low, high = source.fraction
     kept = [one.problem for one in taken if low <= unit_interval(one.question) < high]
     if source.size is not None and len(kept) > source.size:
@@ -514,7 +517,7 @@ def _made(
 ) -> ProblemSet:  # fmt: skip
     if not problems:
         raise DataError(f"no problem is left of {total} rows (fraction {list(source.fraction)}, {len(bad)} bad)",
-                        where=source.source, fix="look at it with: jurat datasets show")  # fmt: skip
+                        where=source.source, fix="widen the fraction, or name a source that has rows")  # fmt: skip
     levels = Counter(str(p.columns["level"]) for p in problems if "level" in p.columns)
     manifest = Manifest(
         digest=ids_digest(p.id for p in problems), rows=len(problems), skipped=len(bad), source=source.source,

@@ -12,6 +12,7 @@ Whether the cases are good is the verifier's to say, before a run starts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +36,9 @@ def cases_text(value: Any, row: Mapping[str, Any], name: str) -> str:
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         return canonical_json({"mode": "assert", "tests": list(value), **_given(row, "test_setup_code")})
     if not isinstance(value, str):
-        raise ValueError(f"field {name!r} holds {type(value).__name__}, expected cases: an object, statements or test code")
+        raise ValueError(
+            f"field {name!r} holds {type(value).__name__}, expected cases: an object, statements or test code"
+        )
     entry = row.get("entry_point")
     named = {"entry": entry} if isinstance(entry, str) and entry else {}
     if "def check(" in value:
@@ -43,6 +46,18 @@ def cases_text(value: Any, row: Mapping[str, Any], name: str) -> str:
     if "TestCase" in value:
         return canonical_json({"mode": "unittest", "test": value, **named, **_given(row, "prompt", entry)})
     return canonical_json({"mode": "assert", "tests": [value], **named, **_given(row, "test_setup_code")})
+
+
+def looks_like_cases(value: Any) -> bool:
+    """Whether a column that another verifier could not read holds what ``cases_text`` takes."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    if isinstance(value, Mapping):
+        return value.keys() & {"mode", "tests", "test", "inputs"} != set()
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    found = [isinstance(each, str) and ("assert " in each or "def check(" in each) for each in items]
+    return bool(found) and all(found)
 
 
 def _given(row: Mapping[str, Any], column: str, entry: object = None) -> dict[str, str]:

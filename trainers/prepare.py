@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jurat.datasets.check import check_gold, refuse_failed
+from jurat.datasets.check import check_gold, form_only, refuse_failed
 from jurat.datasets.load import ProblemSet, holds
 from jurat.engine import local, lora, memory, models
 from jurat.engine.probe import gpu_bytes
@@ -238,6 +238,7 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path, over_memory: bool = False
                 "problems": {"train": len(kept.train), **kept.measured},
                 "holds": holds(stage.algorithm, "train"),
                 "gold_answers": sum(bool(problem.reference) for each in sets.values() for problem in each.problems),
+                "gold_form_only": sum(form_only(each.problems) for each in sets.values()),
                 "bad_rows": bad_rows(sets),
                 "memory_bytes": needed.get(name),
                 "samples_per_step": samples if given or stage.allocation.fixed else None,

@@ -150,3 +150,17 @@ def test_an_interpreter_that_may_not_be_run_is_told(
     with pytest.raises(ConfigError, match="that user may not run"), attack.Canaries(places, None):
         pass
     assert not places.canary.exists()
+
+
+@pytest.mark.parametrize(
+    ("took", "load", "late"),
+    [
+        ([3.1, 3.4, 5.9], 2.1, True),
+        ([3.1, 3.4, 5.9], 2.0, False),  # the machine was not busy
+        ([3.1, 3.4, 6.1], 9.0, False),  # too long for any excuse
+        ([3.1, 2.9], 9.0, False),  # in time when tried again: neither late nor a breach
+        ([0.0], 9.0, False),
+    ],
+)
+def test_late_on_a_busy_machine_is_told_apart(took: list[float], load: float, late: bool) -> None:
+    assert attack.only_late(took, load, 2) is late

@@ -38,6 +38,28 @@ def test_every_case_runs_and_what_it_wrote_is_shown_escaped(jurat: Any, files: d
     assert "stderr: \\x1b[2J" in done.out
 
 
+def test_the_score_is_the_verifier_s_own_unless_the_share_is_asked_for(jurat: Any, files: dict[str, str]) -> None:
+    run = lambda *more: jurat("sandbox", "run", files["bad.py"], "--cases", files["cases.json"], *more, "--json").json
+    assert (run()["status"], run()["score"]) == ("incorrect", 0.0)
+    assert (run("--score", "share")["status"], run("--score", "share")["score"]) == ("partial", 0.5)
+
+
+def test_a_level_that_keeps_nothing_apart_says_so(jurat: Any, files: dict[str, str]) -> None:
+    run = lambda level: jurat("sandbox", "run", files["good.py"], "--cases", files["cases.json"], "--level", level)
+    assert "nothing is kept apart at this level" in run("rlimits").err
+    assert "nothing is kept apart" not in run("auto").err
+
+
+def test_what_was_not_run_is_said(jurat: Any, files: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(
+        json.dumps({"mode": "stdio", "tests": [CASES["tests"][1], *CASES["tests"][:1] * 3]})
+    )
+    done = jurat("sandbox", "run", files["bad.py"], "--cases", str(tmp_path / "c.json"))
+    assert "0 of 4 passed; 3 not run after the first that fails" in done.out
+    done = jurat("sandbox", "run", files["bad.py"], "--cases", str(tmp_path / "c.json"), "--score", "share")
+    assert "3 of 4 passed" in done.out and "not run" not in done.out
+
+
 @pytest.mark.parametrize(
     ("program", "cases", "more", "said"),
     [
@@ -45,6 +67,7 @@ def test_every_case_runs_and_what_it_wrote_is_shown_escaped(jurat: Any, files: d
         ("good.py", "good.py", [], "not JSON"),
         ("none.py", "cases.json", [], "cannot read the program"),
         ("good.py", "cases.json", ["--level", "nss"], "no level 'nss'"),
+        ("good.py", "cases.json", ["--score", "most"], "no score 'most'"),
     ],
 )
 def test_refused(

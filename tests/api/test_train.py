@@ -113,6 +113,21 @@ def test_dry_run_counts_pairs_as_pairs_and_claims_no_gold_where_there_is_none(
     assert "The data has no gold answers to verify." in told and "Every gold" not in told
 
 
+def test_dry_run_does_not_say_proven_of_cases_without_a_solution(jurat: Any, small: Path, tmp_path: Path) -> None:
+    row = {"question": "Print 3.", "answer": {"mode": "stdio", "tests": [{"stdin": "", "stdout": "3"}]}}
+    (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
+    recipe = tmp_path / "code.yaml"
+    recipe.write_text(
+        "model: tiny-random\nalgorithm: grpo\nsteps: 1\ndata: {train: {source: p.jsonl, verifier: code}}\n"
+        "reward: {members: [{use: problem}]}\n"
+    )
+    assert "No gold answer was run; rows of cases without a solution, checked for form only: 1." in (
+        jurat("train", recipe, "--dry-run").out
+    )
+    (tmp_path / "p.jsonl").write_text(json.dumps({**row, "solution": "print(3)"}) + "\n")
+    assert "Every gold answer passes its own verifier." in jurat("train", recipe, "--dry-run").out
+
+
 def test_dry_run_counts_the_greedy_sample_of_remax(jurat: Any, small: Path) -> None:
     given = ("--set", "stages.1.algorithm.name=remax", "--set", "stages.1.allocation={samples_per_prompt: 1}")
     stage = jurat("train", small, *given, "--dry-run", "--json").json["stages"][1]

@@ -66,6 +66,7 @@ def test_check_passes_a_good_set_and_names_the_faults_of_a_bad_one(jurat, tmp_pa
     assert jurat("check", good)[0] == 0
     code, out, err = jurat("check", bad)
     assert code == 3
+    assert "or skip them (--bad-rows skip)" in err and "whose gold fails" not in err
     assert "2 bad rows" in err and "b.jsonl:7: field 'gold' is missing" in out
     assert jurat("check", bad, "--bad-rows", "skip")[0] == 0
 
@@ -77,6 +78,28 @@ def test_check_puts_each_gold_through_its_verifier(jurat, tmp_path):
     assert (code, report["faults"]) == (3, [f"{path}: 1 gold answers fail number"])
     assert report["sets"][0]["gold_failed"][0]["status"] == "bad_gold"
     assert report["sets"][0]["gold_failed"][0]["where"].endswith("a.jsonl:6")
+
+
+def test_the_reason_of_a_failed_gold_is_not_cut_off_by_a_long_gold(jurat, tmp_path):
+    rows = [{"problem": f"Which {i}?", "gold": "left of " * 60 + str(i)} for i in range(7)]
+    path = write(tmp_path / "a.jsonl", *GOOD, *rows)
+    out = jurat("check", path, "--verifier", "number")[1]
+    lines = out.split("gold that fails its verifier: 7\n")[1].splitlines()
+    assert "a.jsonl:6: bad_gold: " in lines[0]
+    err = jurat("check", path, "--verifier", "number", "--bad-rows", "skip")[2]
+    assert "take them out (nothing skips them)" in err and "--bad-rows" not in err and "split" not in err
+    assert lines[0].endswith("; gold 'left of left of left of left of left of '…") and lines[5] == "    and 2 more"
+
+
+def test_cases_without_a_solution_are_told_as_checked_for_form_only(jurat, tmp_path):
+    rows = [{"question": f"Print {i}.", "answer": {"mode": "stdio", "tests": [{"stdin": "", "stdout": f"{i}\n"}]}}
+            for i in range(3)]  # fmt: skip
+    rows[0]["solution"] = "print(0)"
+    path = write(tmp_path / "p.jsonl", *rows)
+    code, out, _ = jurat("check", path, "--verifier", "code")
+    assert code == 0 and "solutions run on their own cases: 1; rows without a solution, checked for form only: 2" in out
+    (found,) = json.loads(jurat("check", path, "--verifier", "code", "--json")[1])["sets"]
+    assert (found["gold_run"], found["gold_form_only"], found["gold_failed"]) == (1, 2, [])
 
 
 def test_check_against_reports_shared_questions_and_n_grams(jurat, tmp_path):

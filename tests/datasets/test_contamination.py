@@ -77,6 +77,6 @@ def test_gold_that_fails_its_verifier_is_listed_with_its_row():
     failed = check_gold(problems, verify)
     assert [(p.id, v.status) for p, v in failed] == [("a1", "bad_gold")]
     assert len(check_gold(problems, verify, present=lambda p: p.reference)) == 3
-    with pytest.raises(DataError, match=r"(?s)1 of 3 gold answers.*a.jsonl:2: '1' is bad_gold by math \(no parse\)"):
+    with pytest.raises(DataError, match=r"(?s)1 of 3 gold answers.*a.jsonl:2: bad_gold by math: no parse; gold '1'"):
         refuse_failed(failed, 3)
     refuse_failed([], 3)

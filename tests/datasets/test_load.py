@@ -190,6 +190,26 @@ def test_refuse_lists_the_first_with_their_lines_and_the_count(tmp_path):
     assert "and 3 more" in said and "bad_rows: skip" in said
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [{"mode": "stdio", "tests": [{"stdin": "", "stdout": "3"}]}, '{"mode": "func", "tests": []}', ["assert f(1) == 2"],
+     "def check(candidate):\n    assert candidate(1)"],
+)  # fmt: skip
+def test_where_no_row_can_be_taken_their_reasons_are_told_and_cases_of_programs_are_recognized(tmp_path, answer):
+    path = write(
+        tmp_path / "p.jsonl", *[json.dumps({"question": f"Q{i}", "answer": answer}).encode() for i in range(7)]
+    )
+    with pytest.raises(DataError, match=r"(?s)7 of 7 rows are bad:\n  \S+p.jsonl:1: .*and 2 more") as caught:
+        load(path, bad_rows="skip")
+    assert "--verifier code" in caught.value.fix
+
+
+def test_rows_that_are_bad_for_another_reason_are_no_cases_of_programs(tmp_path):
+    with pytest.raises(DataError, match="1 of 1 rows are bad") as caught:
+        load(write(tmp_path / "p.jsonl", b'{"question": "", "answer": "3"}'), bad_rows="skip")
+    assert "code" not in caught.value.fix
+
+
 def test_a_huge_line_is_a_bad_row_and_the_next_lines_keep_their_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(rows_module, "MAX_LINE_BYTES", 1000)
     path = write(tmp_path / "a.jsonl", {"question": "x" * 5000, "answer": "1"}, row(1))

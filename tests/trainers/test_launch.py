@@ -149,7 +149,7 @@ def test_a_gold_that_fails_its_own_verifier_is_named_with_its_row(tmp_path):
         tmp_path / "a.jsonl", {"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": r"\frac{1"}
     )
     with pytest.raises(
-        DataError, match=r"1 of 2 gold answers do not pass their own verifier:\s+.*a.jsonl:2: '\\\\frac\{1'"
+        DataError, match=r"1 of 2 gold answers do not pass their own verifier:\s+.*a.jsonl:2: .*; gold '\\\\frac\{1'"
     ):
         run(tmp_path, data={"train": {"source": source}})
 

@@ -35,11 +35,15 @@ def text_difference(expected: str, got: bytes, *, how: Text = "tokens", tol: flo
             return f"token {at}: expected {shown(a)}, got {shown(b)}"
     if len(right_tokens) < len(left_tokens):
         at = len(right_tokens)
-        return f"{len(left_tokens)} tokens expected, got {at}: {shown(left_tokens[at])} is missing"
+        return f"{_tokens(len(left_tokens))} expected, got {at}: {shown(left_tokens[at])} is missing"
     if len(right_tokens) > len(left_tokens):
         at = len(left_tokens)
-        return f"{at} tokens expected, got {len(right_tokens)}: {shown(right_tokens[at])} is too much"
+        return f"{_tokens(at)} expected, got {len(right_tokens)}: {shown(right_tokens[at])} is too much"
     return ""
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token" if count == 1 else f"{count} tokens"
 
 
 def _ended(text: bytes) -> bytes:

@@ -69,18 +69,20 @@ def said_of(outcome: Outcome) -> str:
     more = f": {escaped(outcome.detail, 200)}" if outcome.detail else ""
     match outcome.ending:
         case "crash":
-            return f"crash (signal {outcome.signal}){more}"
+            return f"crash (signal {outcome.signal})"  # the detail says the same
         case "exception" if outcome.exit_code is not None and not more:
             return f"exception (exit code {outcome.exit_code})"
     return f"{outcome.ending}{more}"
 
 
 def described(outcome: Outcome) -> dict[str, Any]:
-    """A run as evidence: streams escaped and cut, time and memory."""
+    """A run as evidence: streams escaped and cut, time and memory, where they are known."""
     made: dict[str, Any] = {
-        "ending": outcome.ending, "seconds": round(outcome.seconds, 4), "cpu_seconds": round(outcome.cpu_seconds, 4),
-        "memory_mb": round(outcome.memory_bytes / 2**20, 1),
+        "ending": outcome.ending, "seconds": round(outcome.seconds, 4),
     }  # fmt: skip
+    if outcome.measured:
+        made["cpu_seconds"] = round(outcome.cpu_seconds, 4)
+        made["memory_mb"] = round(outcome.memory_bytes / 2**20, 1)
     for name in ("stdout", "stderr"):
         if text := escaped(getattr(outcome, name), STREAM):
             made[name] = text

@@ -52,7 +52,8 @@ class Bench:
         return replace(self.limits, wall_seconds=min(self.limits.wall_seconds, math.ceil(left))) if left > 0 else None
 
     def saw(self, outcome: Outcome) -> None:
-        self.memory_bytes = max(self.memory_bytes, outcome.memory_bytes)
+        if outcome.measured:
+            self.memory_bytes = max(self.memory_bytes, outcome.memory_bytes)
 
     async def tried(self, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
         """The outcome of a run, tried again where the sandbox failed."""

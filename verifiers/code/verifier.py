@@ -100,9 +100,10 @@ def judge_program(program: str, reference: str, options: Options) -> Verdict:
     isolation = sandbox.isolation_of(options.limits_at(level))
     evidence = {
         **verdict.evidence,
-        "memory_mb": round(bench.memory_bytes / 2**20, 1),
         "isolation": {"level": isolation.level, "fingerprint": isolation.fingerprint},
     }
+    if bench.memory_bytes:
+        evidence["memory_mb"] = round(bench.memory_bytes / 2**20, 1)
     if bench.attempts > 1:
         evidence["attempts"] = bench.attempts
     return replace(

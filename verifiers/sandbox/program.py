@@ -92,6 +92,12 @@ class Outcome:
     detail: str = ""
     """What exactly: the forbidden system call, the exception's type, what failed of the infrastructure."""
 
+    @property
+    def measured(self) -> bool:
+        """Whether ``cpu_seconds`` and ``memory_bytes`` are the program's: at level ns a run ends from outside by the death of
+        its pid 1, and the kernel then counts nothing of what it takes along."""
+        return self.isolation.level != "ns" or self.ending not in ("timeout", "output_limit")
+
 
 class Running(Protocol):
     """A program under way."""

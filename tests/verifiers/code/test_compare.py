@@ -29,7 +29,7 @@ DATA = st.recursive(
         ("3", b"4\n", "tokens", 0, "token 1: expected '3', got '4'"),
         ("1 2 3", b"1 2", "tokens", 0, "3 tokens expected, got 2: '3' is missing"),
         ("1 2", b"1 2 3", "tokens", 0, "2 tokens expected, got 3: '3' is too much"),
-        ("1", b"", "tokens", 0, "1 tokens expected, got 0: '1' is missing"),
+        ("1", b"", "tokens", 0, "1 token expected, got 0: '1' is missing"),
         ("0.3", b"0.30000000000000004", "tokens", 0, "token 1: expected '0.3', got '0.30000000000000004'"),
         ("0.3", b"0.30000000000000004", "tokens", 1e-9, ""),
         ("1e6", b"1000000.5", "tokens", 1e-6, ""),
