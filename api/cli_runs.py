@@ -693,3 +693,18 @@ def upgrade(database: Database = None, as_json: terminal.AsJson = False) -> None
         typer.echo(f"{where} has schema {before}, the newest")
     else:
         typer.echo(f"{where}: schema {before or 'none'} -> {REVISIONS[-1]}")
+
+
+@db_app.command("backup")
+def backup(
+    out: Annotated[Path, typer.Argument(help="A new file.")], database: Database = None, as_json: terminal.AsJson = False
+) -> None:
+    """Copy a SQLite database, whole, while it is in use. PostgreSQL has pg_dump for that."""
+    from jurat.platform.db.upgrade import back_up
+
+    with _store(database) as store:
+        back_up(store.engine, out)
+    if as_json:
+        terminal.print_json({"file": str(out.absolute()), "bytes": out.stat().st_size})
+    else:
+        typer.echo(f"{out.absolute()}  {out.stat().st_size:,} bytes")

@@ -16,7 +16,6 @@ from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, FencedOut, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import Reporter
 from jurat.platform.provenance import bundle, drift, versions
-from jurat.platform.provenance.records import Observation
 from jurat.platform.recipe import Data, Prompt, Recipe, SamplingPart, Source
 from jurat.platform.runs.heart import Heart
 from jurat.platform.runs.lock import exclusive
@@ -34,7 +33,6 @@ from jurat.trainers.prepare import (
     dry_run,
     judge_for,
     memory_needed,
-    observe,
     prepare,
     what_learns,
     with_sources,
@@ -100,12 +98,12 @@ def train(
             store.refuse_taken(run_id)
     recipe = filled(recipe)
     folder = models.resolve(recipe.model, home, base)
-    prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
+    prepared = [prepare(stage, base=base, name=name, observe=True) for name, stage in recipe.staged()]
     for each in prepared:
         what_learns(each.recipe, folder)  # refuses unknown layers of any stage before the first one is trained
     memory_needed(prepared, folder, reporter.note, over_memory=over_memory)
     rewards = [each.reward for each in prepared]
-    _refuse_quarantined(store, prepared)
+    refuse_quarantined(store, [facts.digest for stage in prepared for facts in stage.facts])
     run = found or store.create_run(
         recipe=recipe,
         recipe_digest=digest(recipe),
@@ -114,8 +112,7 @@ def train(
         meta={"base": str(base.resolve()), "rewards": rewards, "verifiers": dict(prepared[-1].verifiers)},
     )
     _refuse_unexpected(run, prepared)
-    observed = observe(prepared, base)
-    change = reward_change(store, run, prepared, observed, base)
+    change = reward_change(store, run, prepared, base)
     if change and not accept_reward_change:
         raise RewardDrift(
             f"the reward of run {run.id} has changed since it began\n{change}",
@@ -129,22 +126,22 @@ def train(
         run = store.run(run.id)
         launch = Launch(
             recipe=recipe, run=run, store=store, model=folder, base=base, reporter=reporter, lease=lease,
-            made_of=MadeOf(home=home, base=base, model=folder, argv=tuple(argv), observed=observed),
+            made_of=MadeOf(home=home, base=base, model=folder, argv=tuple(argv)),
         )  # fmt: skip
-        with Heart(store, lease, heard=launch.heard, fenced=launch.taken, limits=limits) as heart:
-            try:
-                with _cluster(recipe, reporter.note) as launch.cluster:
-                    outcome = asyncio.run(launch.stages(prepared))
-            except BaseException as error:
-                first = heart.fenced or _first(error)
-                if not isinstance(first, FencedOut):
-                    with suppress(RunFailed, FencedOut):  # a database that does not answer must not hide what happened
-                        stopped = isinstance(first, KeyboardInterrupt)
-                        store.end(lease, "interrupted" if stopped else "failed", str(first))
-                    _keep_record(store, run)
-                raise first from None if isinstance(first, JuratError) else error
-            store.end(lease, outcome.state)  # type: ignore[arg-type]
-            _keep_record(store, run)
+        heart = Heart(store, lease, heard=launch.heard, fenced=launch.taken, limits=limits)
+        try:
+            with heart, _cluster(recipe, reporter.note) as launch.cluster:
+                outcome = asyncio.run(launch.stages(prepared))
+        except BaseException as error:
+            first = heart.fenced or _first(error)
+            if not isinstance(first, FencedOut):
+                with suppress(RunFailed, FencedOut):  # a database that does not answer must not hide what happened
+                    stopped = isinstance(first, KeyboardInterrupt)
+                    store.end(lease, "interrupted" if stopped else "failed", str(first))
+                _keep_record(store, run)
+            raise first from None if isinstance(first, JuratError) else error
+        store.end(lease, outcome.state)  # type: ignore[arg-type]
+        _keep_record(store, run)
     return outcome
 
 
@@ -169,9 +166,8 @@ def _keep_record(store: Store, run: RunInfo) -> None:
         bundle.write_record(store, store.run(run.id))
 
 
-def _refuse_quarantined(store: Store, prepared: Sequence[Prepared]) -> None:
-    """Nothing new is learnt from a verifier that was found bad."""
-    digests = [facts.digest for stage in prepared for facts in stage.facts]
+def refuse_quarantined(store: Store, digests: Sequence[str]) -> None:
+    """Nothing new is learnt from a verifier's version that was found bad. Raises ConfigError."""
     for bad in store.read(lambda connection: versions.quarantined(connection, digests)):
         raise ConfigError(
             f"verifier {', '.join(bad.names)} is quarantined: {bad.status_reason or 'no reason was given'}",
@@ -180,9 +176,7 @@ def _refuse_quarantined(store: Store, prepared: Sequence[Prepared]) -> None:
         )
 
 
-def reward_change(
-    store: Store, run: RunInfo, prepared: Sequence[Prepared], observed: Sequence[Observation], base: Path
-) -> str:
+def reward_change(store: Store, run: RunInfo, prepared: Sequence[Prepared], base: Path) -> str:
     """What changed of the reward since the run began, as a diff; '' if nothing did. By the digests of its reward specs, and
     by what its verifiers say of the canary cases."""
     pinned = run.meta.get("rewards")
@@ -192,12 +186,13 @@ def reward_change(
             continue
         before = pinned[place] if place < len(pinned) else ""
         whole = with_sources(stage, {facts.digest for facts in stage.facts}, base)
-        found = ingredients(whole, observed=())
+        found = ingredients(whole)
         said.append(store.read(lambda connection, b=before, f=found: drift.difference(connection, b, f)))  # type: ignore[misc]
     if store.segments(run):
-        seen = ingredients(prepared[-1], observed=observed)
-        said += store.read(lambda connection: drift.behaviour(connection, seen))
-    return "\n".join(said)
+        for stage in prepared:
+            seen = ingredients(stage)
+            said += store.read(lambda connection, s=seen: drift.behaviour(connection, s))  # type: ignore[misc]
+    return "\n".join(dict.fromkeys(said))
 
 
 def _cluster(recipe: Recipe, note: Callable[[str], None]) -> AbstractContextManager[RayHome | None]:
@@ -245,12 +240,14 @@ class Launch:
                 self.store.acknowledge(self.lease, command, result)
         if beat.desired != "run" and self._loop is not None and self._stop is not None and not self._stop.is_set():
             self.reporter.note(f"asked to {beat.desired}: {self._stopping()}")
-            self._loop.call_soon_threadsafe(self._stop.set)
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stop.set)
 
     def taken(self, error: FencedOut) -> None:
         """From the heart's thread: another process has the run, so this one writes nothing more."""
         if self._loop is not None and self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            with suppress(RuntimeError):  # the loop has ended meanwhile, and so has what it would have written
+                self._loop.call_soon_threadsafe(self._task.cancel)
 
     async def stages(self, prepared: Sequence[Prepared]) -> Outcome:
         """Every stage that is not finished, in order; each begins from the weights of the one before."""

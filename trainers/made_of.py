@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jurat.platform.provenance import environment, folders
-from jurat.platform.provenance.records import EnvironmentFacts, Ingredients, Observation
+from jurat.platform.provenance.records import EnvironmentFacts, Ingredients
 from jurat.platform.runs.records import Command
 from jurat.platform.types import CheckpointRef
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from jurat.trainers.prepare import Prepared
 
 
-def ingredients(stage: Prepared, *, observed: Sequence[Observation]) -> Ingredients:
+def ingredients(stage: Prepared) -> Ingredients:
     """Reward and data of a stage."""
-    digests = {facts.digest for facts in stage.facts}
     return Ingredients(
         reward=stage.reward,
         spec=stage.recipe.reward.model_dump(mode="json", exclude={"workers"}),
@@ -28,7 +27,7 @@ def ingredients(stage: Prepared, *, observed: Sequence[Observation]) -> Ingredie
         datasets={part: each.manifest.to_json() for part, each in stage.sets.items()},
         model="",
         model_name="",
-        observations=tuple(seen for seen in observed if seen.version_digest in digests),
+        observations=stage.observed,
     )
 
 
@@ -40,7 +39,6 @@ class MadeOf:
     base: Path
     model: Path
     argv: tuple[str, ...]
-    observed: tuple[Observation, ...]
 
     @cached_property
     def _model(self) -> tuple[str, dict[str, str]]:
@@ -52,14 +50,10 @@ class MadeOf:
         return environment.describe(self.base, argv=self.argv)
 
     def of(self, stage: Prepared, *, from_checkpoint: str) -> Ingredients:
-        """The first segment tells what was observed; later ones of this process observed nothing new."""
-        made = replace(
-            ingredients(stage, observed=self.observed), model=self._model[0], model_files=self._model[1],
+        return replace(
+            ingredients(stage), model=self._model[0], model_files=self._model[1],
             model_name=stage.recipe.model, environment=self._environment, from_checkpoint=from_checkpoint,
         )  # fmt: skip
-        told = {seen.version_digest for seen in made.observations}
-        self.observed = tuple(seen for seen in self.observed if seen.version_digest not in told)
-        return made
 
 
 class Asked:

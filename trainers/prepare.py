@@ -51,10 +51,13 @@ class Prepared:
     """Member -> version digest."""
     facts: tuple[VerifierFacts, ...] = ()
     """What those digests are made of, without canonical source."""
+    observed: tuple[Observation, ...] = ()
+    """What they say of the canary cases, if they were asked."""
 
 
-def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
-    """Load the problems of a stage, bind its verifiers, and see every reference pass its own. Raises JuratError."""
+def prepare(recipe: Recipe, *, base: Path, name: str = "", observe: bool = False) -> Prepared:
+    """Load the problems of a stage, bind its verifiers, and see every reference pass its own. ``observe``: ask them about
+    the canary cases too. Raises JuratError."""
     refuse_engine(recipe.engine, recipe.lora)
     build_algorithm(recipe)  # all refuse what makes no sense
     build_allocator(recipe)
@@ -72,6 +75,7 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
         for part, each in sets.items():
             golds = [problem for problem in each.problems if problem.reference]  # preferences may have none
             refuse_failed(check_gold(golds, own.verdict), len(golds), where=f"data.{part}")
+        observed = _observed(facts, own) if observe else ()
     return Prepared(
         name=name,
         recipe=recipe,
@@ -79,6 +83,7 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "") -> Prepared:
         reward=reward,
         verifiers={member: spec.digest for member, spec in bound.items()},
         facts=facts,
+        observed=observed,
     )
 
 
@@ -105,21 +110,12 @@ def with_sources(prepared: Prepared, digests: Collection[str], base: Path) -> Pr
     return replace(prepared, facts=facts)
 
 
-def observe(stages: Sequence[Prepared], base: Path) -> tuple[Observation, ...]:
+def _observed(facts: Sequence[VerifierFacts], judge: LocalJudge) -> tuple[Observation, ...]:
     """What each verifier says of the canary cases, in at most ``canary.SECONDS`` each: its behaviour, for what no reading of
     code sees. Judges that ask a model, and verifiers that say they are not deterministic, are not asked."""
-    seen: dict[str, Observation] = {}
-    for stage in stages:
-        asked = [
-            facts for facts in stage.facts
-            if facts.deterministic and facts.kind != "judge" and facts.digest not in seen and facts.name not in UNASKED
-        ]  # fmt: skip
-        if not asked:
-            continue
-        with closing(judge_for(stage.recipe.model_copy(update={"reward": RewardPart()}), base)) as judge:
-            for facts in asked:
-                seen[facts.digest] = canary.observe(judge, facts.name, facts.args, facts.digest)
-    return tuple(seen.values())
+    asked = [each for each in facts if each.deterministic and each.kind != "judge" and each.name not in UNASKED]
+    by_digest = {each.digest: each for each in asked}
+    return tuple(canary.observe(judge, each.name, each.args, each.digest) for each in by_digest.values())
 
 
 def judge_for(recipe: Recipe, base: Path) -> LocalJudge:

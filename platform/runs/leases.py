@@ -183,7 +183,7 @@ def take(
             if row["state"] in TERMINAL
             else "jurat runs show tells what it did",
         )
-    return Lease(run=row["id"], run_pk=run_pk, epoch=int(values.get("lease_epoch", epoch)), owner=owner, until=until)
+    return Lease(run=row["id"], run_pk=run_pk, epoch=epoch or int(values["lease_epoch"]), owner=owner, until=until)
 
 
 def heartbeat(connection: sa.Connection, run_pk: int, epoch: int, *, limits: Limits = LIMITS) -> Beat:

@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -50,9 +50,8 @@ class Bucket:
     last: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latest:
-    """The newest value of one key of one run, and its extremes."""
+class Latest(NamedTuple):
+    """The newest value of one key of one run, and its extremes. A tuple: a page of runs has a hundred thousand."""
 
     step: int
     at: int
@@ -433,9 +432,10 @@ def latest(
             for low in range(0, len(unknown), _IN):
                 some = sa.select(_k.pk, _k.name).where(_k.pk.in_(unknown[low : low + _IN]))
                 keys |= {pk: name for pk, name in connection.execute(some)}
-        for row in rows:
-            out[row.run_pk][keys[row.key_pk]] = Latest(
-                step=row.step, at=row.at, value=_read(row.value), least=_read(row.least), most=_read(row.most)
+        nan = math.nan
+        for run_pk, key, step, at, value, least, most in rows:
+            out[run_pk][keys[key]] = Latest(
+                step, at, nan if value is None else value, nan if least is None else least, nan if most is None else most
             )
     return out
 

@@ -138,14 +138,14 @@ def _of_schema(rng: random.Random, schema: dict[str, Any], document: dict[str, A
 
 
 def test_nothing_that_is_sent_is_a_500(served: Served, document: dict[str, Any]) -> None:
-    """A thousand requests made from the document, and from what is not in it."""
+    """Five hundred requests made from the document, and from what is not in it."""
     from urllib.parse import quote, urlencode
 
     rng = random.Random(20261130)
     served.ask("POST", "/api/v1/runs", {"recipe": "tiny", "id": "fuzz"})
     every = [each for each in operations(document) if not each[1].endswith("/stream")]
     seen: dict[int, int] = {}
-    for turn in range(1000):
+    for turn in range(500):
         method, path, said = every[turn % len(every)]
         query: dict[str, Any] = {}
         headers = (
@@ -177,4 +177,4 @@ def test_nothing_that_is_sent_is_a_500(served: Served, document: dict[str, Any])
                 and "SELECT" not in str(answer)
                 and "Traceback" not in str(answer)
             ), (path, answer)
-    assert seen[200] > 100 and {400, 404, 422} <= seen.keys(), seen
+    assert seen[200] > 50 and {400, 404, 422} <= seen.keys(), seen
