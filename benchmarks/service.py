@@ -1194,6 +1194,7 @@ def main(argv: Sequence[str] | None = None) -> Figures:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     figures = Figures()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are stopped then, too
     with ExitStack() as leaving:
         scratch = (args.data or Path(leaving.enter_context(tempfile.TemporaryDirectory()))).absolute()
         scratch.mkdir(parents=True, exist_ok=True)
