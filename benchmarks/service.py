@@ -820,7 +820,7 @@ def export(bench: Bench) -> None:
 COST: Mapping[str, Any] = {
     "model": "tiny-random",
     "data": {"train": {"source": "generated:plain", "levels": [1], "size": 40}},
-    "sampling": {"max_new_tokens": 192},
+    "sampling": {"max_new_tokens": 96},
     "engine": {"dtype": "float32", "threads": 1},
     "checkpoint": {"every": 1000},
     "prompts_per_step": 8,
@@ -1188,12 +1188,13 @@ def main(argv: Sequence[str] | None = None) -> Figures:
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--rollouts", type=int, default=10_000_000)
     parser.add_argument("--points", type=int, default=1_000_000)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--data", type=Path, help="folder of the servers' data, kept; PostgreSQL's is not")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     figures = Figures()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are stopped then, too
     with ExitStack() as leaving:
         scratch = (args.data or Path(leaving.enter_context(tempfile.TemporaryDirectory()))).absolute()
         scratch.mkdir(parents=True, exist_ok=True)
