@@ -20,7 +20,8 @@ def test_a_detached_run_is_watched_cancelled_and_gone_on_with(
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "jurat runs watch far" in err and '"run": "far"' in out
-    pid = psutil.Process(int(out.split('"pid": ')[1].split(",")[0])).pid
+    trains = psutil.Process(int(out.split('"pid": ')[1].split(",")[0]))
+    pid = trains.pid
     assert os.getsid(pid) == pid != os.getsid(0)
     log, deadline = home / "logs" / "far.log", time.monotonic() + 120
     while "1/500" not in log.read_text():
@@ -29,6 +30,7 @@ def test_a_detached_run_is_watched_cancelled_and_gone_on_with(
     assert jurat("runs", "cancel", "far", "--home", home).code == 0
     assert jurat("runs", "watch", "far", "--home", home, "--interval", "0.1").code == 130
     assert "stopping at a checkpoint" in log.read_text()
+    psutil.wait_procs([trains], timeout=120)  # the run has ended when its record says so, the process a moment later
     refused = jurat("runs", "cancel", "far", "--home", home)
     assert refused.code == 2 and "no process trains run far" in refused.err
     assert jurat("runs", "show", "far", "--json", "--home", home).json["state"] == "interrupted"
