@@ -33,6 +33,8 @@ from jurat.platform.identity.digests import SCHEMA, sha256_of, weights_digest
 from jurat.platform.identity.reading import Reading
 from jurat.platform.identity.syntax import stripped
 
+_SOURCES: dict[str, dict[str, str]] = {}
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
@@ -49,8 +51,10 @@ class Identity:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Canonical source by place, for people and for diffs."""
-        return {place: ast.unparse(stripped(node)) for place, node in self.nodes.items()}
+        """Canonical source by place, for people and for diffs; written once for each code."""
+        if self.code not in _SOURCES:
+            _SOURCES[self.code] = {place: ast.unparse(stripped(node)) for place, node in self.nodes.items()}
+        return dict(_SOURCES[self.code])
 
     @property
     def digest(self) -> str:
