@@ -67,7 +67,7 @@ def _misbehave(word):
     elif word == "kill_group":
         os.killpg(0, signal.SIGKILL)
     elif word == "close_pipes":
-        os.closerange(0, 64)
+        os.closerange(0, 4096)
     return None
 
 
