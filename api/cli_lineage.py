@@ -59,23 +59,6 @@ def of_runs(group: typer.Typer) -> None:
 
 
 @contextmanager
-def _store(database: str | None) -> Iterator[Store]:
-    """The store of the home folder. Looking never makes a new one."""
-    home = terminal.home()
-    if database is None and not (home / "jurat.db").exists():
-        raise ConfigError(
-            "there are no runs here", where=str(home), fix="jurat train tiny makes one; --home names another folder"
-        )
-    from jurat.platform.runs.store import Store
-
-    store = Store.open(database, home)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-@contextmanager
 def _run(named: str, database: str | None) -> Iterator[tuple[Store, RunInfo]]:
     """A run of the home folder, or of a copied folder, which is only looked at."""
     if Path(named).is_dir() and (Path(named) / "record.json").is_file():
@@ -87,7 +70,7 @@ def _run(named: str, database: str | None) -> Iterator[tuple[Store, RunInfo]]:
         finally:
             store.close()
         return
-    with _store(database) as store:
+    with terminal.store(database) as store:
         yield store, store.run(named)
 
 
@@ -106,7 +89,7 @@ def of(
     """What a checkpoint, a run or one sample was made of: reward with its verifiers, data, model, environment, parents."""
     from jurat.platform.provenance.lineage import walk
 
-    with _store(database) as store:
+    with terminal.store(database) as store:
         sample = None if run is None else _sample(store, store.run(run), thing)
 
         def ask(connection: sa.Connection) -> Walk:
@@ -162,7 +145,7 @@ def uses(thing: Thing, database: terminal.Database = None, as_json: terminal.AsJ
     """Runs that a verifier's version, reward, data set, model, environment or checkpoint went into, newest first."""
     from jurat.platform.provenance import lineage
 
-    with _store(database) as store:
+    with terminal.store(database) as store:
         node, rows = store.read(lambda connection: (n := _node(connection, store, thing), lineage.uses(connection, n)))
     if as_json:
         terminal.print_json({"of": {"kind": node.kind, "id": node.id}, "runs": rows})
@@ -197,7 +180,7 @@ def affected(
         judged = lineage.judged(connection, node.id) if node.kind == "verifier_version" else []
         return lineage.affected(connection, node), judged
 
-    with _store(database) as store:
+    with terminal.store(database) as store:
         found, judged = store.read(ask)
     if as_json:
         terminal.print_json({**_json(found), "judged": judged})
@@ -262,7 +245,7 @@ def versions(
     """Versions of verifiers that runs were judged by, newest first."""
     from jurat.platform.provenance import versions as repository
 
-    with _store(database) as store:
+    with terminal.store(database) as store:
         rows = store.read(lambda connection: repository.versions(connection, name))
     if as_json:
         terminal.print_json({"versions": [{key: getattr(v, key) for key in v.__slots__} for v in rows]})
@@ -289,7 +272,7 @@ def status(
         repository.set_status(connection, version, state, reason, by=getpass.getuser())
         return repository.version(connection, version)
 
-    with _store(database) as store:
+    with terminal.store(database) as store:
         found = store.write(change)
     if as_json:
         terminal.print_json({"names": found.names, "digest": found.digest, "status": found.status, "reason": reason})
@@ -316,7 +299,7 @@ def diff(
     """What two runs were made of that differs: config, reward with verifier source, data, model, environment; then metrics."""
     from jurat.platform.provenance import lineage
 
-    with _store(database) as store:
+    with terminal.store(database) as store:
         one, two = store.run(a), store.run(b)
         found = store.read(lambda connection: lineage.difference(connection, one, two))
     differs = any(value for key, value in found.items() if key != "metrics")

@@ -7,8 +7,7 @@ Records count steps from 0, by the policy version that a step begins with; what 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -48,23 +47,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(db_app, rich_help_panel="Set up")
 
 
-@contextmanager
-def _store(database: str | None) -> Iterator[Store]:
-    """The store of the home folder. Looking never makes a new one."""
-    home = terminal.home()
-    if database is None and not (home / "jurat.db").exists():
-        raise ConfigError(
-            "there are no runs here", where=str(home), fix="jurat train tiny makes one; --home names another folder"
-        )
-    from jurat.platform.runs.store import Store
-
-    store = Store.open(database, home)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
 def _time(micros: int | None) -> str:
     return "" if micros is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(micros / 1e6))
 
@@ -80,7 +62,9 @@ def _state(store: Store, run: RunInfo) -> str:
 @runs_app.command("ls")
 def ls(
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
-    state: Annotated[str | None, typer.Option(help="queued, running, paused, interrupted, failed, finished, ...")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="queued, running, paused, interrupted, failed, finished, ...")
+    ] = None,
     database: Database = None,
     as_json: terminal.AsJson = False,
 ) -> None:
@@ -93,7 +77,7 @@ def ls(
     if database is None and not (terminal.home() / "jurat.db").exists():
         runs: list[dict[str, Any]] = []
     else:
-        with _store(database) as store:
+        with terminal.store(database) as store:
             runs = [_listed(store, run) for run in store.runs(limit, state)]  # type: ignore[arg-type]
     if as_json:
         terminal.print_json({"runs": runs})
@@ -148,7 +132,7 @@ def _short(value: float | None) -> str:
 @runs_app.command("show")
 def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson = False) -> None:
     """One run: state, digests, verifier versions, last metrics, evaluations, checkpoints, segments."""
-    with _store(database) as store:
+    with terminal.store(database) as store:
         found = store.run(run)
         last, stats = store.last_metrics(found), store.verdict_stats(found)
         evaluations = [measured.result for measured in store.evaluations(found)]
@@ -333,7 +317,7 @@ def watch(
     """Follow a run until it ends. Exits as it did: 0 finished, 1 failed or killed, 130 interrupted."""
     from jurat.platform.runs.states import ENDED
 
-    with _store(database) as store:
+    with terminal.store(database) as store:
         found = store.run(run)
         follower = _Follower(store, found, as_json=as_json)
         with follower:
@@ -441,7 +425,7 @@ def cancel(run: RunArgument, database: Database = None, as_json: terminal.AsJson
     """Ask a run that goes on, detached or not, to stop at a checkpoint. Twice: to stop now."""
     from jurat.api.detach import cancel as stop
 
-    with _store(database) as store:
+    with terminal.store(database) as store:
         found = store.run(run)
         pid = stop(found.id, found.folder)
     if as_json:
@@ -468,7 +452,7 @@ def timeline(
     """Where the time went, in seconds by phase: of each step, or of the samples of one."""
     from jurat.platform.runs.rollouts import read
 
-    with _store(database) as store:
+    with terminal.store(database) as store:
         found = store.run(run)
         points = [
             p for p in store.metrics(found, stage=stage) if p.name.startswith(("timeline/", "utilisation/", "seconds/"))
@@ -576,7 +560,7 @@ def rollouts(
     if status is not None and status not in get_args(Status):
         hint = nearest(status, get_args(Status))
         raise ConfigError(f"no status is called {status!r}.{hint}", where="--status", fix=", ".join(get_args(Status)))
-    with _store(database) as store:
+    with terminal.store(database) as store:
         found = store.run(run)
         page = read(
             store, found, step=None if step is None else step - 1, stage=stage, problem=problem, status=status, worst=worst,
@@ -709,12 +693,14 @@ def upgrade(database: Database = None, as_json: terminal.AsJson = False) -> None
 
 @db_app.command("backup")
 def backup(
-    out: Annotated[Path, typer.Argument(help="A new file.")], database: Database = None, as_json: terminal.AsJson = False
+    out: Annotated[Path, typer.Argument(help="A new file.")],
+    database: Database = None,
+    as_json: terminal.AsJson = False,
 ) -> None:
     """Copy a SQLite database, whole, while it is in use. PostgreSQL has pg_dump for that."""
     from jurat.platform.db.upgrade import back_up
 
-    with _store(database) as store:
+    with terminal.store(database) as store:
         back_up(store.engine, out)
     if as_json:
         terminal.print_json({"file": str(out.absolute()), "bytes": out.stat().st_size})

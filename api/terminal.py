@@ -11,7 +11,8 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from jurat.platform.errors import JuratError
+    from jurat.platform.runs.store import Store
 
 HOME_VARIABLE = "JURAT_HOME"
 DEFAULT_HOME = ".jurat"
@@ -48,6 +50,25 @@ def set_home(path: Path | None) -> None:
 def home() -> Path:
     """The folder of the store, runs, models and logs: ``--home``, else JURAT_HOME, else ``./.jurat``. Absolute."""
     return (_home or Path(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME)).expanduser().absolute()
+
+
+@contextmanager
+def store(database: str | None) -> Iterator[Store]:
+    """The store of the home folder. Looking never makes a new one."""
+    folder = home()
+    if database is None and not (folder / "jurat.db").exists():
+        from jurat.platform.errors import ConfigError
+
+        raise ConfigError(
+            "there are no runs here", where=str(folder), fix="jurat train tiny makes one; --home names another folder"
+        )
+    from jurat.platform.runs.store import Store
+
+    opened = Store.open(database, folder)
+    try:
+        yield opened
+    finally:
+        opened.close()
 
 
 _owner = False

@@ -10,8 +10,6 @@ from typing import Annotated, Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request, Response
-from sqlalchemy.exc import DataError as BadData
-from sqlalchemy.exc import IntegrityError
 
 from jurat.api.server import pages, shapes
 from jurat.api.server.access import Principal
@@ -96,6 +94,7 @@ def verifier_stats(run: RunId, service: Here, who: CanRead) -> Response:
 async def add_metrics(run: RunId, asked: shapes.MetricBatch, request: Request, service: Here) -> Response:
     """All or nothing, and harmless when sent again: a point that is there is left alone. At most 10,000 points."""
     points = columns(asked)
+
     def admitted() -> tuple[Principal, RunInfo]:
         who = principal_of(request)
         if not (who.may("runs:write") or who.holds(run)):
@@ -171,6 +170,7 @@ def _is_fact(op: Mapping[str, Any]) -> bool:
 )
 async def add_facts(run: RunId, asked: shapes.Facts, request: Request, service: Here) -> Response:
     """For the process that holds the run, with the token that it was given: each write carries its epoch."""
+
     def admitted() -> tuple[Principal, RunInfo]:
         who = principal_of(request)
         if not who.holds(run):
@@ -191,16 +191,7 @@ async def add_facts(run: RunId, asked: shapes.Facts, request: Request, service: 
             ledger.insert(connection, found.pk, asked.ops, epoch=who.epoch)
         except FencedOut:
             raise
-        except (
-            IntegrityError,
-            BadData,
-            OverflowError,
-            ValueError,
-            TypeError,
-            KeyError,
-            sa.exc.CompileError,
-            DataError,
-        ) as error:
+        except (*ledger.UNFIT, sa.exc.CompileError, DataError) as error:
             raise Problem("invalid", f"a fact cannot be recorded: {type(error).__name__}") from None
         return len(asked.ops)
 

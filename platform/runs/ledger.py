@@ -48,6 +48,10 @@ _GROUP = 64
 _FACTS = {"evaluation": t.evaluation, "part": t.data_part, "verdicts": t.verdict_stat}
 
 
+UNFIT = (IntegrityError, BadData, OverflowError, ValueError, TypeError, KeyError)
+"""What a fact raises that cannot be recorded for what it is, whoever asks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """Counts since the ledger was made."""
@@ -387,15 +391,7 @@ class RunLedger:
             else:
                 with writing(self._store.engine) as connection:
                     insert(connection, self._run.pk, ops, epoch=self._epoch)
-        except (
-            IntegrityError,
-            BadData,
-            OverflowError,
-            ValueError,
-            TypeError,
-            KeyError,
-            sa.exc.StatementError,
-        ) as error:
+        except (*UNFIT, sa.exc.StatementError) as error:
             if isinstance(error, DBAPIError) and not isinstance(error, (IntegrityError, BadData)):
                 raise
             if len(ops) > 1:

@@ -10,6 +10,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -128,3 +129,25 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     template = request.getfixturevalue("postgres_template")
     with _postgres_database(request.getfixturevalue("postgres"), template) as url:
         yield url
+
+
+_CUT_SHORT = """
+import os, signal, sys
+import sqlalchemy as sa
+from jurat.platform.db.engine import connect
+from jurat.platform.db.upgrade import upgrade
+engine = connect(sys.argv[1])
+seen = 0
+@sa.event.listens_for(engine, "before_cursor_execute")
+def _(connection, cursor, statement, *rest):
+    global seen
+    seen += any(word in statement for word in sys.argv[3:])
+    if seen == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+upgrade(engine)
+"""
+
+
+def cut_short(url: str, at: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """An upgrade in a process that kills itself at the ``at``-th statement which has one of ``words``."""
+    return subprocess.run([sys.executable, "-c", _CUT_SHORT, url, str(at), *words], capture_output=True, text=True)

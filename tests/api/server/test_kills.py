@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import counter
-import psutil
 import pytest
+from sites import Site
 
 from jurat.client import Client, ServiceError, Unreachable
 from jurat.platform.errors import JuratError
@@ -42,15 +41,11 @@ QUICK = ("service.before_answer:12",)
 """Of `make test`; a trainer that is killed is in tests/trainers/test_kill_and_resume.py there."""
 
 
-class Site:
+class Written(Site):
     """A service on its home, and somebody who writes metrics to another run all the while."""
 
     def __init__(self, home: Path) -> None:
-        self.home = home
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
-        self.client = Client(f"http://127.0.0.1:{self.port}", tries=1)
-        self.process: subprocess.Popen[bytes] | None = None
+        super().__init__(home, tries=1)
         self.starts = 0
         self.acknowledged: list[int] = []
         self._stop = threading.Event()
@@ -58,31 +53,17 @@ class Site:
 
     def start(self, fault: str = "") -> None:
         self.starts += 1
-        command = [
-            sys.executable,
-            str(Path(counter.__file__).with_name("counting.py")),
-            str(self.home),
-            str(self.port),
-            str(LEASE),
-        ]
-        with open(self.home / "service.log", "ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "JURAT_FAULT": fault, "JURAT_COUNTER_SECONDS": "0.04", "OMP_NUM_THREADS": "1"},
-            )
+        script = Path(counter.__file__).with_name("counting.py")
+        self.launch(
+            [sys.executable, str(script), str(self.home), str(self.port), str(LEASE)],
+            {"JURAT_FAULT": fault, "JURAT_COUNTER_SECONDS": "0.04", "OMP_NUM_THREADS": "1"},
+        )
 
     def answers(self) -> bool:
         with suppress(Unreachable, ServiceError):
             list(self.client.runs(fields=["id"], page_size=1))
             return True
         return False
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
 
     def _write(self) -> None:
         client, step = Client(f"http://127.0.0.1:{self.port}", tries=1), 0
@@ -113,14 +94,6 @@ class Site:
         self.start()
         return True
 
-    def trainers(self) -> list[int]:
-        found = []
-        for process in psutil.process_iter(["cmdline", "status"]):
-            line = process.info["cmdline"] or []
-            if str(self.home) in line and "train" in line and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        return found
-
     def until(self, true: Callable[[], object], seconds: float) -> None:
         end = time.monotonic() + seconds
         while not true():
@@ -140,8 +113,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
+def site(tmp_path: Path) -> Iterator[Written]:
+    made = Written(tmp_path)
     yield made
     if made.process is not None:
         made.kill()
@@ -150,7 +123,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
             os.kill(pid, signal.SIGKILL)
 
 
-def begin(site: Site, fault: str = "") -> None:
+def begin(site: Written, fault: str = "") -> None:
     """``r`` is asked for until it is there, whatever dies meanwhile; ``other`` belongs to nobody and is written to."""
     store = Store.open(None, site.home)
     value = {"name": "t", "model": "tiny-random", "data": {"train": {"source": "generated"}}}
@@ -171,7 +144,7 @@ def begin(site: Site, fault: str = "") -> None:
     site.until(asked, 40)
 
 
-def finish(site: Site) -> None:
+def finish(site: Written) -> None:
     """All that must hold at the end."""
     site.until(lambda: site.client.run("r")["state"] == "finished", 60)
     site.until(lambda: not site.trainers(), 10)
@@ -196,7 +169,7 @@ def finish(site: Site) -> None:
         for fault in (*SERVICE, *(f"trainer@{point}" for point in TRAINER))
     ],
 )
-def test_killed_at_a_named_point(site: Site, fault: str) -> None:
+def test_killed_at_a_named_point(site: Written, fault: str) -> None:
     begin(site, fault)
     if fault == "launcher.before_end":  # of a process that said nothing itself
         site.until(site.trainers, 20)
@@ -212,7 +185,7 @@ def test_killed_at_a_named_point(site: Site, fault: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10))
-def test_killed_at_random_moments(site: Site, seed: int) -> None:
+def test_killed_at_random_moments(site: Written, seed: int) -> None:
     """Three kills of service, trainer or both at once; after each the state is true within a lease and 5 s."""
     drawn = random.Random(seed)
     begin(site)

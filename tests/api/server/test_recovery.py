@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-
-from jurat.client import Client
+from sites import Site
 
 CONFIG = {
     "stages.0.steps": 12,
@@ -29,49 +25,15 @@ SAME = ("reward/mean", "policy/loss", "policy/entropy", "policy/grad_norm")
 KILLS = 6
 
 
-class Site:
-    """A service on its home, killed and started anew."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
-        self.client = Client(f"http://127.0.0.1:{self.port}", tries=60)
-        self.process: subprocess.Popen[bytes] | None = None
-
+class Served(Site):
     def start(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "jurat",
-            "--home",
-            str(self.home),
-            "serve",
-            "--port",
-            str(self.port),
-            "--lease-seconds",
-            "3",
-        ]
-        with open(self.home / "service.log", "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    def trainers(self) -> list[int]:
-        found = []
-        for process in psutil.process_iter(["cmdline", "status"]):
-            line = process.info["cmdline"] or []
-            if str(self.home) in line and "train" in line and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        return found
+        serve = ["serve", "--port", str(self.port), "--lease-seconds", "3"]
+        self.launch([sys.executable, "-m", "jurat", "--home", str(self.home), *serve])
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
+def site(tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path, tries=60)
     made.start()
     yield made
     made.kill()
@@ -80,7 +42,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.mark.soak
-def test_a_run_survives_kills_with_equal_numbers(site: Site) -> None:
+def test_a_run_survives_kills_with_equal_numbers(site: Served) -> None:
     rng = random.Random(7)
     client = site.client
     client.create_run("tiny", CONFIG, id="calm")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from databases import cut_short
 from jurat.platform.db import tables
 from jurat.platform.db.engine import connect, first_contact, reading, writing
 from jurat.platform.db.upgrade import migrations_folder, revision, upgrade
@@ -65,28 +64,9 @@ def test_revisions_are_those_of_the_migrations() -> None:
     assert tuple(reversed(found)) == tables.REVISIONS
 
 
-_CUT_SHORT = """
-import os, signal, sys
-import sqlalchemy as sa
-from jurat.platform.db.engine import connect
-from jurat.platform.db.upgrade import upgrade
-engine = connect(sys.argv[1])
-seen = 0
-@sa.event.listens_for(engine, "before_cursor_execute")
-def _(connection, cursor, statement, *rest):
-    global seen
-    seen += "CREATE" in statement
-    if seen == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-upgrade(engine)
-"""
-
-
 @pytest.mark.parametrize("at", [1, 15])
 def test_an_upgrade_killed_half_way_leaves_nothing_and_runs_again(empty_database_url: str, at: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _CUT_SHORT, empty_database_url, str(at)], capture_output=True, text=True
-    )
+    done = cut_short(empty_database_url, at, "CREATE")
     assert done.returncode == -signal.SIGKILL, done.stderr
     engine = connect(empty_database_url)
     with reading(engine) as connection:

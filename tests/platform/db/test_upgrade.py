@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from databases import cut_short
 from jurat.platform.db import tables
 from jurat.platform.db.engine import connect, reading, writing
 from jurat.platform.db.upgrade import back_up, migrations_folder, refuse_other, revision, upgrade
@@ -196,31 +195,12 @@ def test_an_upgraded_schema_is_a_fresh_one_and_goes_back(empty_database_url: str
         assert connection.execute(sa.text("SELECT count(*) FROM run")).scalar() == 4
 
 
-_CUT_SHORT = """
-import os, signal, sys
-import sqlalchemy as sa
-from jurat.platform.db.engine import connect
-from jurat.platform.db.upgrade import upgrade
-engine = connect(sys.argv[1])
-seen = 0
-@sa.event.listens_for(engine, "before_cursor_execute")
-def _(connection, cursor, statement, *rest):
-    global seen
-    seen += any(word in statement for word in ("CREATE", "ALTER", "DROP", "INSERT", "UPDATE"))
-    if seen == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-upgrade(engine)
-"""
-
-
 @pytest.mark.parametrize("at", [4, 60])
 def test_an_upgrade_killed_half_way_leaves_the_old_schema_whole(
     empty_database_url: str, tmp_path: Path, at: int
 ) -> None:
     engine = _filled(empty_database_url)
-    done = subprocess.run(
-        [sys.executable, "-c", _CUT_SHORT, empty_database_url, str(at)], capture_output=True, text=True
-    )
+    done = cut_short(empty_database_url, at, "CREATE", "ALTER", "DROP", "INSERT", "UPDATE")
     assert done.returncode == -signal.SIGKILL, done.stderr
     with reading(engine) as connection:
         assert revision(connection) == "0001"
