@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from jurat import __version__
@@ -23,7 +24,7 @@ class Actor:
     def __init__(self) -> None:
         self.answered = 0
         self._alive, self._uncounted = 0, 0
-        self._running: dict[int, asyncio.Task[None]] = {}
+        self._running: dict[int, asyncio.Task[Any]] = {}
 
     async def who(self) -> tuple[int, str, str]:
         """(process id, Ray's id of the machine, version of jurat there)."""
@@ -56,7 +57,8 @@ class Actor:
         faults.point("actor.asked")
         ready: asyncio.Queue[Item] = asyncio.Queue()
         for key, item in items:
-            self._running[key] = asyncio.create_task(self._answer(key, item, ready))
+            task = self._running[key] = asyncio.create_task(self._answer(item))
+            task.add_done_callback(partial(self._ended, key, ready))
         left = len(items)
         while left:
             found = [await ready.get()]
@@ -68,19 +70,19 @@ class Actor:
             yield found
             faults.point("actor.after_answer")
 
-    async def _answer(self, key: int, item: Any, ready: asyncio.Queue[Item]) -> None:
-        result: Any = None  # of one that was cancelled; nobody waits for it
+    async def _answer(self, item: Any) -> Any:
         try:
-            result = await self.one(item)
+            return await self.one(item)
         except JuratError as error:
-            result = error
+            return error
         except Exception as error:
-            result = RunFailed(
-                f"{type(error).__name__}: {error}", where=f"{type(self).__name__}, process {os.getpid()}"
-            )
-        finally:
-            self._running.pop(key, None)
-            ready.put_nowait((key, result))
+            return RunFailed(f"{type(error).__name__}: {error}", where=f"{type(self).__name__}, process {os.getpid()}")
+
+    def _ended(self, key: int, ready: asyncio.Queue[Item], task: asyncio.Task[Any]) -> None:
+        """Called for each item, also for one that is cancelled before it began: a process that slept finds its items and
+        their cancelling at once. What was cancelled has the result None; nobody waits for it."""
+        self._running.pop(key, None)
+        ready.put_nowait((key, None if task.cancelled() or task.exception() else task.result()))
 
     async def cancel(self, keys: Sequence[int]) -> None:
         for key in keys:

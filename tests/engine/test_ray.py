@@ -219,7 +219,7 @@ async def test_judge_lost_in_mid_work(judges, number):
 
 async def test_nobody_waits_for_a_judge_that_hangs(judges):
     """What it holds is asked of the other, which answers it all; awake again, it is asked what the other is asked too,
-    until an answer of its comes first."""
+    until it answers in time."""
     judge, _ = judges
     first, lane = judge.crew.hosts[0], judge.crew._lanes[0]
     incarnation = first.incarnation
