@@ -90,7 +90,7 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
         if service.launcher is not None:
             service.launcher.wake()
         service.audit(who.name, "create run", run.id, request.scope["state"]["request_id"], "done")
-        body = search.one(service.store, run.id)
+        body = search.whole(service.store, run)
         return tell(body, 201, {"Location": f"/api/v1/runs/{run.id}", "ETag": etag(body["version"])})
 
     return once(request, who, make)

@@ -46,7 +46,11 @@ def told(run: RunInfo, *, recipe: bool = False) -> dict[str, Any]:
 
 def one(store: Store, run: str, *, recipe: bool = False, metrics: Sequence[str] = ()) -> dict[str, Any]:
     """All of a run but its recipe and metrics, which must be asked for."""
-    found = store.run(run)
+    return whole(store, store.run(run), recipe=recipe, metrics=metrics)
+
+
+def whole(store: Store, found: RunInfo, *, recipe: bool = False, metrics: Sequence[str] = ()) -> dict[str, Any]:
+    """As ``one``, of a run as it was when it was read."""
     made = told(found, recipe=recipe)
     made["tags"] = store.read(lambda connection: find.labels(connection, found.pk, "tag"))
     if metrics:

@@ -94,7 +94,7 @@ def pin_reward(
 def find_runs(connection: sa.Connection, prefix: str, runs_folder: Path) -> list[RunInfo]:
     """The run of that id alone, else those whose id begins with ``prefix``."""
     found = connection.execute(
-        sa.select(t.run).where(t.run.c.id.startswith(prefix, autoescape=True)).limit(50)
+        sa.select(t.run).where(t.run.c.id.startswith(prefix, autoescape=True)).order_by(t.run.c.id).limit(50)
     ).mappings()
     runs = [run_of(row, runs_folder) for row in found]
     return [run for run in runs if run.id == prefix] or runs

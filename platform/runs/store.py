@@ -153,10 +153,10 @@ class Store:
             made = run_id or new_id()
             with self._writing() as connection:
                 if sql.new_run(connection, made, **given):
+                    (run,) = sql.find_runs(connection, made, self.runs_folder)  # before anybody can claim it
                     break
             if run_id is not None:
                 raise self._taken(run_id)
-        run = self.run(made)
         self.make_folder(run)
         return run
 
