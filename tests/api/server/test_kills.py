@@ -1,6 +1,7 @@
 """kill -9 of the service (launcher and server are one process) and of the trainer, at named points and random moments, on
 both databases, with a lease of 3 s: nothing that was acknowledged is lost, the state is true soon after, no process stays,
-and the run's numbers are those of one that was never interrupted, to the last bit. One line is printed a kill."""
+the run's numbers are those of one that was never interrupted, to the last bit, and who follows the stream hears all of it
+once. One line is printed a kill."""
 
 from __future__ import annotations
 
@@ -60,7 +61,13 @@ class Written(Site):
         super().__init__(home, tries=1)
         self.database = database
         self.starts = 0
+        self.pace = 0.04
+        """Seconds of a step."""
         self.acknowledged: list[int] = []
+        self.heard: list[int] = []
+        """Steps that one who follows the stream heard of, across all restarts."""
+        self.resyncs = 0
+        self.died = 0.0
         self._stop = threading.Event()
         self._writer = threading.Thread(target=self._write, daemon=True)
 
@@ -69,7 +76,7 @@ class Written(Site):
         script = Path(counter.__file__).with_name("counting.py")
         self.launch(
             [sys.executable, str(script), str(self.home), str(self.port), str(LEASE), self.database],
-            {"JURAT_FAULT": fault, "JURAT_COUNTER_SECONDS": "0.04", "OMP_NUM_THREADS": "1"},
+            {"JURAT_FAULT": fault, "JURAT_COUNTER_SECONDS": str(self.pace), "OMP_NUM_THREADS": "1"},
         )
 
     def answers(self) -> bool:
@@ -80,6 +87,18 @@ class Written(Site):
 
     def write_on(self) -> None:
         self._writer.start()
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        after = "0--1--1"
+        while not self._stop.is_set():
+            with suppress(JuratError):
+                for message in Client(f"http://127.0.0.1:{self.port}", tries=1).stream("other", after=after):
+                    after = message.id
+                    self.resyncs += message.kind == "resync"
+                    if message.kind == "metrics":
+                        self.heard.append(message.data["step"])
+            time.sleep(0.1)
 
     def _write(self) -> None:
         client, step = Client(f"http://127.0.0.1:{self.port}", tries=1), 0
@@ -107,6 +126,7 @@ class Written(Site):
         assert self.process is not None
         if self.process.poll() is None:
             return False
+        self.died = time.monotonic()
         assert self.process.returncode == -signal.SIGKILL
         self.start()
         return True
@@ -157,7 +177,7 @@ def tell(site: Written, capsys: pytest.CaptureFixture[str]) -> Callable[[str, fl
         missing = acknowledged - site.found()
         with capsys.disabled():
             print(
-                f"\n{kill:34} {site.database.partition(':')[0].partition('+')[0]:10} right after {seconds:5.2f} s; rows "
+                f"\n{kill:36} {site.database.partition(':')[0].partition('+')[0]:10} right after {seconds:5.2f} s; rows "
                 f"acknowledged {len(acknowledged)}, found {len(acknowledged - missing)}", end="", flush=True,
             )  # fmt: skip
         assert not missing
@@ -190,6 +210,7 @@ def finish(site: Written, *, restarts: int | None = None) -> None:
     """All that must hold at the end. ``restarts``: how many the run was charged with."""
     site.until(lambda: site.client.run("r")["state"] == "finished", 60)
     site.until(lambda: not site.trainers(), 10)
+    site.until(lambda: site.heard and site.heard[-1] >= site.acknowledged[-1] - 5, 10)
     site.stop()
     site.until(lambda: not site.left(), 10)
     store = Store.open(site.database, site.home)
@@ -199,6 +220,8 @@ def finish(site: Written, *, restarts: int | None = None) -> None:
         assert [point.value for point in points] == counter.numbers()  # each step once, in order, to the last bit
         stored = [point.step for point in store.metrics(other, names=["y"])]
         assert len(stored) == len(set(stored)) and set(stored) >= set(site.acknowledged) and site.acknowledged
+        assert site.heard == sorted(set(site.heard)) and site.resyncs == 0
+        assert set(stored[: stored.index(site.heard[-1])]) <= set(site.heard) <= set(stored)
         epochs = [e.payload["epoch"] for e in store.events(run) if e.kind == "state" and "epoch" in e.payload]
         assert len(epochs) == len(set(epochs)) and epochs == sorted(epochs)
         assert restarts in (None, run.restarts)
@@ -228,8 +251,8 @@ def test_killed_at_a_named_point(site: Written, fault: str, tell: Callable[[str,
     if fault.startswith("trainer@spool"):
         site.until(lambda: (site.home / "runs" / "r" / "state.json").exists(), 20)
         site.kill()
-        site.until(lambda: (site.home / "runs" / "r" / "spool.jsonl").exists(), 20)
         since = time.monotonic()
+        site.until(lambda: (site.home / "runs" / "r" / "spool.jsonl").exists(), 20)
         site.start()
     if fault.startswith("trainer@"):
         site.until(lambda: site.answers() and site.client.run("r")["restarts"] == 1, 30)
@@ -237,7 +260,7 @@ def test_killed_at_a_named_point(site: Written, fault: str, tell: Callable[[str,
         site.until(lambda: site.revive() or site.starts > 1, 30)
         site.until(site.answers, 30)
     site.until(site.true_state, LEASE + SLACK)
-    tell(fault, since)
+    tell(fault, max(since, site.died) if fault.startswith("trainer@") else site.died)
     assert len(site.trainers()) <= 1
     finish(site, restarts=int(fault.startswith("trainer@") or fault == "launcher.before_end"))
 
@@ -248,9 +271,11 @@ def test_killed_at_random_moments(site: Written, seed: int, tell: Callable[[str,
     """Three kills of service, trainer or both at once, or both stand still for longer than a lease; the state is true after
     each within a lease and 5 s."""
     drawn = random.Random(seed)
+    site.pace = 0.15
     begin(site)
     site.until(lambda: site.client._json("GET", "/runs/r/rollouts:count"), 20)  # its worker is to go with the service
     for whom in drawn.sample(KILLS, 3):
+        site.until(lambda: site.trainers() or site.client.run("r")["state"] == "finished", 20)
         time.sleep(drawn.uniform(0.0, 1.0))
         trainers, since = site.trainers(), time.monotonic()
         if whom == "suspended":
@@ -273,6 +298,6 @@ def test_killed_at_random_moments(site: Written, seed: int, tell: Callable[[str,
             site.start()
             site.until(site.answers, 30)
         site.until(site.true_state, LEASE + SLACK)
-        tell(f"random {seed}: {whom}", since)
+        tell(f"random {seed}: {whom}, {len(trainers)} trains", since)
         assert len(site.trainers()) <= 1
     finish(site)
