@@ -28,6 +28,7 @@ from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
 from jurat.platform.errors import ConfigError, DataError, RunFailed
+from jurat.platform.provenance import secrets
 from jurat.platform.runs import events, leases
 from jurat.platform.runs import search as find
 from jurat.platform.runs.records import RunInfo
@@ -138,7 +139,7 @@ def _refuse_imported(run: RunInfo) -> None:
 
 
 def set_tags(connection: sa.Connection, run_pk: int, tags: Mapping[str, Any]) -> None:
-    find.label(connection, run_pk, "tag", tags)
+    find.label(connection, run_pk, "tag", secrets.redacted(dict(tags)))
     if len(find.labels(connection, run_pk, "tag")) > MAX_TAGS:
         raise Problem(
             "invalid",

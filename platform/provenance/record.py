@@ -13,7 +13,7 @@ from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.db.insert import insert_new
 from jurat.platform.errors import ConfigError, DataError
-from jurat.platform.provenance import edges
+from jurat.platform.provenance import edges, secrets
 from jurat.platform.provenance.lineage import walk
 from jurat.platform.runs.records import RunInfo
 
@@ -34,8 +34,7 @@ def read(connection: sa.Connection, run: RunInfo) -> dict[str, Any]:
     out: dict[str, Any] = {"format": FORMAT, "folder": str(run.folder)}
     row = connection.execute(sa.select(t.run).where(t.run.c.pk == run.pk)).mappings().one()
     out["run"] = _kept(row)
-    if tracking := out["run"]["recipe"].get("tracking"):  # the address of a database may hold a password
-        out["run"]["recipe"] = {**out["run"]["recipe"], "tracking": {**tracking, "database": None}}
+    out["run"]["recipe"] = secrets.redacted(out["run"]["recipe"])
     for name in OF_RUN:
         table = t.metadata.tables[name]
         query = sa.select(table).where(table.c.run_pk == run.pk).order_by(*table.primary_key.columns)
