@@ -120,8 +120,11 @@ def pieces(store: Store, run: RunInfo, *, weights: bool = True) -> Iterator[byte
     points.write_parquet(table, sink)
     texts = {RECORD: json.dumps(said, sort_keys=True).encode(), METRICS: sink.getvalue()}
     files = dict(_files(run.folder, weights=weights))
-    listed = {name: [len(data), digest(data)] for name, data in texts.items()}
-    listed |= {name: [path.stat().st_size, folders.file_digest(path)] for name, path in files.items()}
+    sizes = {name: len(data) for name, data in texts.items()}
+    sizes |= {name: path.stat().st_size for name, path in files.items()}
+    digests = {name: digest(data) for name, data in texts.items()}
+    digests |= {name: folders.file_digest(path) for name, path in files.items()}
+    listed = {name: [size, digests[name]] for name, size in sizes.items()}
     index = {"format": FORMAT, "run": run.id, "files": listed}
     made = 0
     for name, data in {INDEX: json.dumps(index, sort_keys=True).encode(), **texts}.items():
@@ -129,7 +132,7 @@ def pieces(store: Store, run: RunInfo, *, weights: bool = True) -> Iterator[byte
             made += len(piece)
             yield piece
     for name, path in files.items():
-        size = listed[name][0]
+        size = sizes[name]
         yield (head := _header(name, size))
         made += len(head)
         with path.open("rb") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -84,7 +83,7 @@ def _environments(connection: sa.Connection, run_id: str) -> list[str]:
         clean = secrets.blotted_code(text)
         if secrets.PRIVATE_KEY.search(clean):
             clean, attrs["patch_left_out"] = "", "it held a private key"
-        if (clean, json.dumps(attrs)) == (text, json.dumps({"argv": [], **row["attrs"]})):
+        if (clean, attrs) == (text, {"argv": [], **row["attrs"]}):
             continue
         new = blobs.put(connection, clean.encode("utf-8", "surrogateescape"), "text/x-patch") if clean else None
         connection.execute(sa.update(t.environment).where(e.digest == row["digest"]).values(attrs=attrs, patch=new))
