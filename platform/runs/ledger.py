@@ -2,7 +2,7 @@
 
     record_*  ->  bounded queue  ->  writer thread  ->  Parquet part (batches) ->  one transaction per group
                        |                                     | disk full                | database locked or away
-                       | full                                v                          v
+                       | full           (none below a floor) v                          v
                        +-> spool file, by the caller         kept and tried again       spool file, drained later
 
 ``flush`` returns when everything recorded before it is committed, or fsynced in the spool, or known to be lost, which
@@ -37,6 +37,7 @@ from jurat.platform.errors import DataError, FencedOut, Interrupted
 from jurat.platform.faults import point
 from jurat.platform.runs import events, leases, metrics, rollouts
 from jurat.platform.runs import repository as sql
+from jurat.platform.runs.disk import spare
 from jurat.platform.runs.records import Lease, RunInfo, Segment
 from jurat.platform.runs.spool import Op, Spool
 from jurat.platform.runs.store import Store, checkpoint_row, evaluation_row, now
@@ -149,6 +150,7 @@ class RunLedger:
         self._outage: float | None = None
         self._told: set[str] = set()  # what the log heard of this outage
         self._lost_before = 0
+        self._left_out = 0  # batches since the disk was found nearly full
         self._failures = self._spooled = self._lost = self._rejected = self._fenced = 0
         self._thread = threading.Thread(target=self._work, name=f"ledger-{run.id}", daemon=True)
         self._thread.start()
@@ -350,16 +352,31 @@ class RunLedger:
         """The facts of a record; a batch is written as a part first. Raises OSError."""
         if isinstance(item, list):
             return item
+        place = {"segment": self._segment.no, "step": item.step}
+        judged = (scored.judgement.verdicts for _, scored, _, _ in rollouts.members(item))
+        stats: list[Op] = [{"op": "verdicts", **row} for row in rollouts.verdict_rows(judged, **place)]
+        low = spare(self._folder) < 0
+        noted = self._note_room(item.step, low)
+        if low:
+            return [*noted, *stats]
         table = rollouts.to_table(
             item, run_id=self._run.id, stage=self._stage, segment=self._segment.no, texts=self._texts
         )
         name = rollouts.part_name(self._stage, item.step, self._segment.no)
         path, digest, size = rollouts.write_part(self._folder, table, name)
-        place = {"segment": self._segment.no, "step": item.step}
         part = rollouts.part_row(path, digest, size, **place, rows=table.num_rows, at=now())
-        judged = (scored.judgement.verdicts for _, scored, _, _ in rollouts.members(item))
-        stats = rollouts.verdict_rows(judged, **place)
-        return [{"op": "part", **part}, *({"op": "verdicts", **row} for row in stats)]
+        return [*noted, {"op": "part", **part}, *stats]
+
+    def _note_room(self, step: int, low: bool) -> list[Op]:
+        """An event where the disk falls below its floor, so that rollouts are left out, and where it has room again."""
+        if low:
+            self._left_out += 1
+            if self._left_out > 1:
+                return []
+            log.warning("the disk of %s is nearly full: rollouts are left out, numbers go on", self._folder)
+            return [self._event("disk_low", {"step": step})]
+        left_out, self._left_out = self._left_out, 0
+        return [self._event("disk_has_room", {"step": step, "left_out": left_out})] if left_out else []
 
     def _commit(self, new: list[Op], *, due: bool) -> None:
         ops = self._held + new
