@@ -39,9 +39,10 @@ from jurat.platform.runs import events, leases, metrics, rollouts
 from jurat.platform.runs import repository as sql
 from jurat.platform.runs.disk import spare
 from jurat.platform.runs.records import Lease, RunInfo, Segment
+from jurat.platform.runs.rollouts import Advantages
 from jurat.platform.runs.spool import Op, Spool
 from jurat.platform.runs.store import Store, checkpoint_row, evaluation_row, now
-from jurat.platform.types import Batch, CheckpointRef, Evaluation, StepReport, UpdateReport
+from jurat.platform.types import Batch, CheckpointRef, Evaluation, FloatArray, StepReport, UpdateReport
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ _CHUNK = 1000
 """Facts per transaction at most, where many waited."""
 _HELD = 100_000
 """Facts kept in memory while neither the database nor the spool takes any: about 50 MB. Of more the oldest are lost."""
-_FACTS = {"evaluation": t.evaluation, "part": t.data_part, "verdicts": t.verdict_stat}
+_FACTS = {"evaluation": t.evaluation, "part": t.data_part, "index": t.part_index, "verdicts": t.verdict_stat}
 
 
 UNFIT = (IntegrityError, BadData, OverflowError, ValueError, TypeError, KeyError)
@@ -81,6 +82,7 @@ class Health:
 
 
 _Done = concurrent.futures.Future[None]
+_Item = Batch | Advantages | list[Op]
 Facts = Callable[[Sequence[Op]], None]
 """Commits facts, all or none. Raises OSError where it cannot be reached (they are spooled, and sent again), FencedOut where
 another process has the run, ValueError for facts that it refuses."""
@@ -139,12 +141,12 @@ class RunLedger:
         self._mark = secrets.token_hex(6)
         self._events = itertools.count(1)
         self._wake = threading.Condition()
-        self._queue: deque[tuple[Batch | list[Op] | _Done, int]] = deque()
+        self._queue: deque[tuple[_Item | _Done, int]] = deque()
         self._bytes = 0
         self._closing = False
         self._blocked = self._flushed = 0.0
         # Below: the writer thread's own.
-        self._stuck: deque[tuple[Batch, int]] = deque()  # batches the disk would not take
+        self._stuck: deque[tuple[Batch | Advantages, int]] = deque()  # batches the disk would not take
         self._held: list[Op] = []  # facts that neither the database nor the spool would take
         self._retry_at = 0.0
         self._outage: float | None = None
@@ -167,6 +169,11 @@ class RunLedger:
             log.exception("a batch could not be read and is lost")
             return
         self._put(batch, size)
+
+    @_timed
+    def record_advantages(self, step: int, advantages: Mapping[str, FloatArray]) -> None:
+        size = sum(each.nbytes + 200 for each in advantages.values())
+        self._put(Advantages(step=step, of=dict(advantages)), size)
 
     @_timed
     def record_step(self, report: StepReport) -> None:
@@ -261,7 +268,7 @@ class RunLedger:
             return
         self._put(ops, 500 * len(ops))
 
-    def _put(self, item: Batch | list[Op], size: int) -> None:
+    def _put(self, item: _Item, size: int) -> None:
         with self._wake:
             full = len(self._queue) >= self._max_records or (self._bytes > 0 and self._bytes + size > self._max_bytes)
             if not full and not self._closing:
@@ -321,13 +328,13 @@ class RunLedger:
             self._failures += 1
             log.exception("the ledger failed on a group of records")
 
-    def _store_group(self, taken: Sequence[tuple[Batch | list[Op] | _Done, int]], *, urgent: bool, last: bool) -> None:
+    def _store_group(self, taken: Sequence[tuple[_Item | _Done, int]], *, urgent: bool, last: bool) -> None:
         ops: list[Op] = []
         due = last or time.monotonic() >= self._retry_at
         batches = [*self._stuck] if due or urgent else []
         if due or urgent:
             self._stuck.clear()
-        batches += [(item, size) for item, size in taken if isinstance(item, Batch)]
+        batches += [(item, size) for item, size in taken if isinstance(item, (Batch, Advantages))]
         for batch, size in batches:
             try:
                 ops += self._facts(batch)
@@ -348,24 +355,32 @@ class RunLedger:
                     self._bytes -= size
         self._commit(ops, due=due)
 
-    def _facts(self, item: Batch | list[Op]) -> list[Op]:
+    def _facts(self, item: _Item) -> list[Op]:
         """The facts of a record; a batch is written as a part first. Raises OSError."""
         if isinstance(item, list):
             return item
+        low = spare(self._folder) < 0
+        if isinstance(item, Advantages):
+            table = rollouts.advantage_table(item, segment=self._segment.no)
+            return [] if low else [self._part(table, item.step, "advantage")]
         place = {"segment": self._segment.no, "step": item.step}
         judged = (scored.judgement.verdicts for _, scored, _, _ in rollouts.members(item))
         stats: list[Op] = [{"op": "verdicts", **row} for row in rollouts.verdict_rows(judged, **place)]
-        low = spare(self._folder) < 0
         noted = self._note_room(item.step, low)
         if low:
             return [*noted, *stats]
         table = rollouts.to_table(
             item, run_id=self._run.id, stage=self._stage, segment=self._segment.no, texts=self._texts
         )
-        name = rollouts.part_name(self._stage, item.step, self._segment.no)
+        part = self._part(table, item.step, "rollout")
+        index = rollouts.index_row(part["path"], table["rollout_id"].to_pylist(), table["status"].to_pylist())
+        return [*noted, part, {"op": "index", **index}, *stats]
+
+    def _part(self, table: Any, step: int, kind: str) -> Op:
+        name = rollouts.part_name(self._stage, step, self._segment.no, kind)
         path, digest, size = rollouts.write_part(self._folder, table, name)
-        part = rollouts.part_row(path, digest, size, **place, rows=table.num_rows, at=now())
-        return [*noted, {"op": "part", **part}, *stats]
+        place = {"segment": self._segment.no, "step": step, "rows": table.num_rows, "at": now()}
+        return {"op": "part", **rollouts.part_row(path, digest, size, kind=kind, **place)}
 
     def _note_room(self, step: int, low: bool) -> list[Op]:
         """An event where the disk falls below its floor, so that rollouts are left out, and where it has room again."""
@@ -471,25 +486,33 @@ class RunLedger:
     def _recover(self) -> None:
         """What a killed process left: half-written files go, whole parts without a row get theirs."""
         removed = rollouts.clean(self._folder)
-        known = frozenset(part.path for part in self._store.parts(self._run, canonical=False))
+        known = frozenset(part.path for part in self._store.parts(self._run, kind=None, canonical=False))
         segments = {segment.no for segment in self._store.segments(self._run)}
         ops: list[Op] = []
         adopted = 0
         for relative, path in rollouts.uncatalogued(self._folder, known):
+            kind = next(kind for kind, folder in rollouts.FOLDERS.items() if relative.startswith(f"{folder}/"))
             try:
-                records = rollouts.records_of(path)
+                segment, step, count = rollouts.step_of(path)
+                records = rollouts.records_of(path) if kind == "rollout" else []
             except DataError as error:
                 log.warning("%s: %s", error.where, error.what)
                 continue
-            if not records or records[0].segment not in segments:
+            if not count or segment not in segments:
                 continue
-            place = {"segment": records[0].segment, "step": records[0].step}
-            size = path.stat().st_size
-            row = rollouts.part_row(relative, rollouts.file_digest(path), size, **place, rows=len(records), at=now())
-            ops.append({"op": "part", **row})
+            place = {"segment": segment, "step": step}
+            digest, size = rollouts.file_digest(path), path.stat().st_size
+            row = rollouts.part_row(relative, digest, size, **place, rows=count, at=now(), kind=kind)
+            adopted += 1
+            if kind != "rollout":
+                ops.append({"op": "part", **row})
+                continue
+            ids = [record.scored.rollout.id for record in records]
+            first = [next(iter(record.scored.judgement.verdicts.values()), None) for record in records]
+            index = rollouts.index_row(relative, ids, [verdict and verdict.status for verdict in first])
+            ops += [{"op": "part", **row}, {"op": "index", **index}]
             judged = (record.scored.judgement.verdicts for record in records)
             ops += [{"op": "verdicts", **stat} for stat in rollouts.verdict_rows(judged, **place)]
-            adopted += 1
         if removed or adopted:
             ops.append(self._event("recovered", {"half_written": removed, "adopted": adopted}))
         self._commit(ops, due=True)
@@ -507,6 +530,8 @@ def insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op], *, epoch: 
         rows.setdefault(op["op"], []).append({key: value for key, value in op.items() if key != "op"})
     if "checkpoint" in rows:
         sql.insert_checkpoints(connection, run_pk, rows.pop("checkpoint"))
+    if "index" in rows:
+        rows["index"] = [rollouts.index_of(row) for row in rows["index"]]
     for kind, table in _FACTS.items():
         if kind in rows:
             sql.insert_facts(connection, table, run_pk, rows.pop(kind))
