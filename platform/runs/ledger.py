@@ -91,11 +91,11 @@ another process has the run, ValueError for facts that it refuses."""
 _P = ParamSpec("_P")
 
 
-def _timed(record: Callable[Concatenate[RunLedger, _P], None]) -> Callable[Concatenate[RunLedger, _P], None]:
+def _timed(record: Callable[Concatenate[Any, _P], None]) -> Callable[Concatenate[Any, _P], None]:
     """Note how long the loop waited."""
 
     @functools.wraps(record)
-    def timed(self: RunLedger, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def timed(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         began = time.perf_counter()
         record(self, *args, **kwargs)
         self._blocked = max(self._blocked, time.perf_counter() - began)
@@ -509,7 +509,7 @@ class RunLedger:
                 continue
             ids = [record.scored.rollout.id for record in records]
             first = [next(iter(record.scored.judgement.verdicts.values()), None) for record in records]
-            index = rollouts.index_row(relative, ids, [verdict and verdict.status for verdict in first])
+            index = rollouts.index_row(relative, ids, [verdict.status if verdict else None for verdict in first])
             ops += [{"op": "part", **row}, {"op": "index", **index}]
             judged = (record.scored.judgement.verdicts for record in records)
             ops += [{"op": "verdicts", **stat} for stat in rollouts.verdict_rows(judged, **place)]
