@@ -292,6 +292,8 @@ def test_killed_at_random_moments(site: Written, seed: int, tell: Callable[[str,
         for pid in trainers if whom in ("trainer", "both") else []:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if whom in ("trainer", "both"):
+            site.until(lambda killed=trainers: not set(killed) & set(site.trainers()), 5)
         if whom in ("service", "both"):
             site.kill()
             time.sleep(drawn.uniform(0.0, 4.0))

@@ -1,4 +1,5 @@
-"""The service under a steady load for long: 4 who write, 10 who read, and one who holds an old state of the database.
+"""The service under a steady load for long: 4 who write, 10 who read, and one who holds an old state of the database; and a
+run that trains while its service is dead.
 
     JURAT_SOAK_MINUTES=20 pytest -m soak tests/api/server/test_soak.py      a quarter of it on PostgreSQL
 
@@ -25,7 +26,8 @@ import pytest
 import sqlalchemy as sa
 from sites import Site
 
-from jurat.client import Client
+from benches import benchmark
+from jurat.client import Client, ServiceError
 from jurat.platform.db import tables as t
 from jurat.platform.db.engine import connect, reading
 from jurat.platform.runs.store import Store
@@ -57,7 +59,7 @@ class Soaked(Site):
         self.database = database
         self.stop = threading.Event()
         self.errors: list[str] = []
-        self.reads = 0
+        self.reads = self.held_back = 0
         self.memory: list[tuple[float, float]] = []
         self.log = 0
 
@@ -79,14 +81,22 @@ class Soaked(Site):
         return made
 
     def write(self, writer: Writer) -> Callable[[], None]:
-        """Batches of whole numbers, whose sum is exact; one that is refused as too many wait is sent again by the client."""
-        client, steps = Client(f"http://127.0.0.1:{self.port}", tries=60), itertools.count(0, STEPS)
+        """Batches of whole numbers, whose sum is exact; one that is held back (429) is sent again."""
+        client, steps = Client(f"http://127.0.0.1:{self.port}", tries=1), itertools.count(0, STEPS)
 
         def work() -> None:
             first = next(steps)
             rows = [(name, s, float(s * 7919 % 10_007)) for s in range(first, first + STEPS) for name in NAMES]
             began = time.perf_counter()
-            client.log_rows(writer.run, rows)
+            while True:
+                try:
+                    client.log_rows(writer.run, rows)
+                    break
+                except ServiceError as error:
+                    if error.status != 429:
+                        raise
+                    self.held_back += 1
+                    time.sleep(0.5)
             writer.waited.append(time.perf_counter() - began)
             writer.rows += len(rows)
             writer.total += sum(value for _, _, value in rows)
@@ -96,7 +106,7 @@ class Soaked(Site):
 
     def read(self, place: int, runs: list[str]) -> Callable[[], None]:
         """One of ten: a look at the list, the last values, a curve, a page, or the stream."""
-        client, drawn = Client(f"http://127.0.0.1:{self.port}", tries=60), random.Random(place)
+        client, drawn = Client(f"http://127.0.0.1:{self.port}", tries=1), random.Random(place)
         run = runs[place % len(runs)]
 
         def follow() -> None:
@@ -182,12 +192,13 @@ def test_a_steady_load_for_long(site: Soaked, capsys: pytest.CaptureFixture[str]
     slope, base = statistics.linear_regression(*zip(*steady, strict=True))
     growth = slope * (1 - WARM) * seconds
     rows, waited = sum(writer.rows for writer in writers), sorted(s for writer in writers for s in writer.waited)
+    p50, p95 = (waited[len(waited) * share // 100] * 1e3 for share in (50, 95))
     with capsys.disabled():
         print(
-            f"\n{kind}: {seconds:.0f} s, {rows:,} rows ({rows / seconds:,.0f}/s), {site.reads:,} reads, {len(site.errors)} "
-            f"errors; a batch p50 {waited[len(waited) // 2] * 1e3:.0f}, p95 {waited[len(waited) * 95 // 100] * 1e3:.0f}, "
-            f"most {waited[-1] * 1e3:.0f} ms; memory {base + slope * WARM * seconds:.0f} MiB, {growth:+.1f} MiB, "
-            f"most {max(size for _, size in site.memory):.0f}; log at most {site.log / 2**20:.0f} MiB", flush=True,
+            f"\n{kind}: {seconds:.0f} s, {rows:,} rows ({rows / seconds:,.0f}/s), {site.reads:,} reads, "
+            f"{len(site.errors)} errors, {site.held_back} held back; a batch p50 {p50:.0f}, p95 {p95:.0f}, most "
+            f"{waited[-1] * 1e3:.0f} ms; memory {base + slope * WARM * seconds:.0f} MiB, {growth:+.1f} MiB, most "
+            f"{max(size for _, size in site.memory):.0f}; log at most {site.log / 2**20:.0f} MiB", flush=True,
         )  # fmt: skip
     assert site.errors == []
     p = t.metric_point.c
@@ -198,3 +209,16 @@ def test_a_steady_load_for_long(site: Soaked, capsys: pytest.CaptureFixture[str]
             assert tuple(store.read(lambda c, q=query: c.execute(q).one())) == (writer.rows, writer.total)
     assert growth <= GROWTH
     assert site.log <= LOG
+
+
+@pytest.mark.soak
+def test_a_run_goes_on_while_its_service_is_dead(
+    tmp_path: Path, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``benchmarks/service.py outage`` for 20 s; there it is ten minutes."""
+    found = benchmark("service").service_away(tmp_path / "away", 20.0, database_url)
+    with capsys.disabled():
+        print(f"\n{found}", flush=True)
+    assert (found.missing, found.disorder, found.left, found.state) == (0, 0, 0, "cancelled")
+    assert found.meanwhile > 0 and found.spooled > 10 * found.meanwhile
+    assert found.blocked <= 0.05
