@@ -99,15 +99,14 @@ def _fuzzed(each: Served, examples: int) -> dict[int, int]:
             operation = found.ok()
             if operation.path in ONCE:
                 continue
-            for mode, share in ((modes.POSITIVE, 2), (modes.NEGATIVE, 1)):
+            said = described["paths"][operation.path][operation.method]
+            typed = re.search("application/json|integer|enum", str([said.get("requestBody"), said.get("parameters")]))
+            for mode, share in ((modes.POSITIVE, 2), *([(modes.NEGATIVE, 1)] if typed else [])):  # any text is a valid name
                 bounds = hypothesis.settings(
                     max_examples=max(1, examples * share // 3), deadline=None, database=None, derandomize=True,
                     suppress_health_check=list(hypothesis.HealthCheck), phases=[hypothesis.Phase.generate],
                 )  # fmt: skip
-                try:
-                    bounds(hypothesis.given(case=operation.as_strategy(generation_mode=mode))(send))()
-                except hypothesis.errors.Unsatisfiable:
-                    assert mode is modes.NEGATIVE, operation.label  # nothing of it can be wrong
+                bounds(hypothesis.given(case=operation.as_strategy(generation_mode=mode))(send))()
     return dict(seen)
 
 
@@ -115,7 +114,7 @@ _OF_REQUEST = frozenset({"method", "url", "headers", "params", "data", "json", "
 
 
 def test_nothing_that_is_sent_is_a_500(each: Served) -> None:
-    seen = _fuzzed(each, 6)
+    seen = _fuzzed(each, 3)
     assert seen[200] > 20 and {404, 422} <= seen.keys(), seen
 
 
