@@ -61,7 +61,9 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
 def _socket(settings: Settings) -> socket.socket:
     """Raises ConfigError where the address is taken or not this machine's."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # unnamed, asyncio leaves Nagle's delay on: 40 ms each
+    made = socket.socket(
+        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )  # unnamed, asyncio leaves Nagle's delay on: 40 ms each
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((settings.host.strip("[]"), settings.port))

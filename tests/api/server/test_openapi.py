@@ -101,7 +101,10 @@ def _fuzzed(each: Served, examples: int) -> dict[int, int]:
                 continue
             said = described["paths"][operation.path][operation.method]
             typed = re.search("application/json|integer|enum", str([said.get("requestBody"), said.get("parameters")]))
-            for mode, share in ((modes.POSITIVE, 2), *([(modes.NEGATIVE, 1)] if typed else [])):  # any text is a valid name
+            for mode, share in (
+                (modes.POSITIVE, 2),
+                *([(modes.NEGATIVE, 1)] if typed else []),
+            ):  # any text is a valid name
                 bounds = hypothesis.settings(
                     max_examples=max(1, examples * share // 3), deadline=None, database=None, derandomize=True,
                     suppress_health_check=list(hypothesis.HealthCheck), phases=[hypothesis.Phase.generate],
