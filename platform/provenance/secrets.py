@@ -16,8 +16,9 @@ from typing import Any
 BLOT = "[redacted]"
 PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _NAME = re.compile(
-    r"(?i)(?:^|[._-])(?:api[_-]?key|access[_-]?key|secret(?:[_-]?key)?|private[_-]?key|"
-    r"(?:(?:api|access|auth|bearer|refresh|session|secret|hf|hub|github|gitlab|wandb|run)[_-]?)?token|passw(?:or)?d|passphrase|credentials?|authorization)$"
+    r"(?i:(?:^|[._-])(?:api[_-]?key|access[_-]?key|private[_-]?key|secret(?:[_-]?key)?|passw(?:or)?d|passphrase|"
+    r"credentials?|authorization|(?:api|access|auth|bearer|refresh|session|secret|hf|hub|github|gitlab|wandb|run)[_-]?token)$)"
+    r"|(?i:(?:^|[.-])token$)"
 )
 _HARMLESS = re.compile(r"|[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|(?i:true|false|none|null)")
 _SHAPE = re.compile(
