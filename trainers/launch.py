@@ -15,7 +15,7 @@ from jurat.engine.ray import needs_ray
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, FencedOut, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import Ledger, Reporter
-from jurat.platform.provenance import bundle, drift, lineage, versions
+from jurat.platform.provenance import bundle, drift, lineage, seal, versions
 from jurat.platform.recipe import Data, Prompt, Recipe, SamplingPart, Source
 from jurat.platform.runs.heart import Heart
 from jurat.platform.runs.lock import exclusive
@@ -163,7 +163,10 @@ def _refuse_unexpected(run: RunInfo, prepared: Sequence[Prepared]) -> None:
 def _keep_record(store: Store, run: RunInfo) -> None:
     """A copy of the run's folder opens without the database; a full disk is no reason to call the run failed."""
     with suppress(OSError, RunFailed):
-        bundle.write_record(store, store.run(run.id))
+        ended = store.run(run.id)
+        if ended.state == "finished":
+            store.write(lambda connection: seal.seal(connection, ended))
+        bundle.write_record(store, ended)
 
 
 def refuse_quarantined(store: Store, digests: Sequence[str]) -> None:
