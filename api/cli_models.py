@@ -119,7 +119,11 @@ def compare(
         terminal.print_json({**told, **{key: _finite(told[key]) for key in ("largest", "distance")}})
     else:
         typer.echo(f"a  {one}\nb  {two}\n")
-        same = "equal bytes" if found.same_bytes else f"{found.tensors - found.equal_tensors} of {found.tensors} tensors differ"
+        same = (
+            "equal bytes"
+            if found.same_bytes
+            else f"{found.tensors - found.equal_tensors} of {found.tensors} tensors differ"
+        )
         typer.echo(f"{found.tensors} tensors, {found.numbers:,} numbers in both: {same}")
         if found.different_numbers:
             share = f"{found.different_numbers:,} numbers differ"
@@ -130,7 +134,9 @@ def compare(
             typer.echo(f"not compared, its shapes differ: {name} {shapes[0]}, {shapes[1]}")
         for which, names in (("a", found.only_a), ("b", found.only_b)):
             if names:
-                typer.echo(f"only in {which}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}")
+                typer.echo(
+                    f"only in {which}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+                )
     if exit_code and not found.same_bytes:
         raise typer.Exit(1)
 

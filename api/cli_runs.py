@@ -347,7 +347,9 @@ def watch(
 
 
 def _on(store: Store, run: RunInfo) -> str:
-    begins = "goes on from its newest checkpoint" if store.checkpoints(run) else "begins again: it has no checkpoint yet"
+    begins = (
+        "goes on from its newest checkpoint" if store.checkpoints(run) else "begins again: it has no checkpoint yet"
+    )
     return f"jurat train --resume {run.id}   {begins}"
 
 

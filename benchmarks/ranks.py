@@ -2,10 +2,10 @@
 
     python benchmarks/ranks.py [--model smollm2] [--home .jurat] [--worlds fast,simple,1x1,2x1,1x3] [--tokens 1024] [--json OUT]
 
-Worlds are fsdp x tp; ``fast`` and ``simple`` are the two paths of a learner in this process, whose update is told in
-processor seconds too: what it costs to leave the fast path, as ranks do. One thread each. ``pull`` is what a publish costs (bfloat16, through shared memory; see also
-``benchmarks/sync.py``); ``stage`` is the part of a checkpoint for which updates wait. The peak of a rank is that of its
-process, imports (about 0.5 GiB) included.
+Worlds are fsdp x tp; one thread each. ``fast`` and ``simple`` are the two paths of a learner in this process, whose update
+is told in processor seconds too: what it costs to leave the fast path, as ranks do. ``pull`` is what a publish costs (bfloat16,
+through shared memory; see also ``benchmarks/sync.py``); ``stage`` is the part of a checkpoint for which updates wait. The peak of
+a rank is that of its process, imports (about 0.5 GiB) included.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ def alone(folder: Path, path: str, args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(2):  # the first makes kernels and buffers
             began, worked = time.perf_counter(), time.process_time()
             asyncio.run(engine.learner.update(rounds, CrossEntropy()))
-            row = {"update_s": round(time.perf_counter() - began, 2), "update_cpu_s": round(time.process_time() - worked, 2)}
+            row = {
+                "update_s": round(time.perf_counter() - began, 2),
+                "update_cpu_s": round(time.process_time() - worked, 2),
+            }
     finally:
         engine.close()
     return {"world": path, "million": round(engine.info["parameters"] / 1e6, 1), **row}

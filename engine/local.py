@@ -17,8 +17,8 @@ from jurat.engine import compute, threads
 from jurat.engine.batching import BatchedSampler
 from jurat.engine.decoding import Decoder, Decoding, PullingDecoder
 from jurat.engine.learner import LocalLearner, LocalScorer, Network
-from jurat.engine.lora import AdaptedNetwork, Layout, LoRALearner, layout
 from jurat.engine.logprobs import liger_version
+from jurat.engine.lora import AdaptedNetwork, Layout, LoRALearner, layout
 from jurat.engine.meter import meter
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.engine.vllm import settings

@@ -102,12 +102,14 @@ class SimpleNetwork:
         """([T] log-probs, 0 off the mask; [K] entropy of the targets)."""
         with torch.autocast(mb.tokens.device.type, torch.bfloat16, enabled=self.dtype != torch.float32):
             hidden = self._hidden(mb.tokens, mb.offsets)[source_index(mb.loss_mask)]
-            targets, settings = mb.tokens[mb.loss_mask], {"temperature": self.temperature, "chunk": self.chunk}
+            targets = mb.tokens[mb.loss_mask]
             if self.chunked:
-                found, entropy = chunked_logprobs(self._head, hidden, targets, reduce=self.reduce, **settings)
+                found, entropy = chunked_logprobs(
+                    self._head, hidden, targets, temperature=self.temperature, chunk=self.chunk, reduce=self.reduce
+                )
             else:
                 head = self.model.get_output_embeddings().weight
-                found, entropy = fused_logprobs(head, hidden, targets, **settings)
+                found, entropy = fused_logprobs(head, hidden, targets, temperature=self.temperature, chunk=self.chunk)
         zeros = found.new_zeros(len(mb.tokens))
         return zeros.masked_scatter(mb.loss_mask, found), entropy
 

@@ -115,7 +115,11 @@ def test_normalised_rewards_that_are_felt(tmp_path, text):
             "engine.vllm_memory is of a vLLM in this process",
             "engine.vllm_memory",
         ),
-        ("engine: {vllm_sleep: true}", "engine.vllm_sleep frees the memory of a vLLM in the learner's", "engine.vllm_sleep"),
+        (
+            "engine: {vllm_sleep: true}",
+            "engine.vllm_sleep frees the memory of a vLLM in the learner's",
+            "engine.vllm_sleep",
+        ),
         (
             "engine: {sampler: vllm, vllm_sleep: true, max_lag: 1}",
             "engine.vllm_sleep ",
