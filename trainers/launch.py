@@ -15,7 +15,7 @@ from jurat.engine.ray import needs_ray
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, FencedOut, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import Ledger, Reporter
-from jurat.platform.provenance import bundle, drift, versions
+from jurat.platform.provenance import bundle, drift, lineage, versions
 from jurat.platform.recipe import Data, Prompt, Recipe, SamplingPart, Source
 from jurat.platform.runs.heart import Heart
 from jurat.platform.runs.lock import exclusive
@@ -282,7 +282,7 @@ class Launch:
             for place in range(started, len(prepared)):
                 if self._complete(prepared[place], found[place]):
                     continue  # ended, measured, and then stopped before the next stage had a checkpoint
-                parent = found[place - 1] if place else None
+                parent = found[place - 1] if place else self._forked()
                 before = prepared[place - 1] if place else None
                 stage = StageRun(launch=self, prepared=prepared[place], before=before, place=place, stop=stop)
                 reached = await stage.run(own=found[place], parent=parent)
@@ -293,6 +293,11 @@ class Launch:
                 if version < prepared[place].recipe.steps or stage.unmeasured:
                     return self._outcome("interrupted", version, metrics, found[place] or parent, evaluations)
         return self._outcome("finished", prepared[-1].recipe.steps, metrics, found[-1], evaluations)
+
+    def _forked(self) -> CheckpointRef | None:
+        """The checkpoint of another run whose weights this one begins with. Raises DataError where it is gone."""
+        digest = self.run.from_checkpoint
+        return None if digest is None else self.store.read(lambda c: lineage.whole_checkpoint(c, digest))
 
     def _stopping(self) -> str:
         return "stopping: this evaluation ends here" if self.measuring else "stopping at a checkpoint"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -102,14 +102,10 @@ class SimpleNetwork:
         """([T] log-probs, 0 off the mask; [K] entropy of the targets)."""
         with torch.autocast(mb.tokens.device.type, torch.bfloat16, enabled=self.dtype != torch.float32):
             hidden = self._hidden(mb.tokens, mb.offsets)[source_index(mb.loss_mask)]
-            targets = mb.tokens[mb.loss_mask]
-            if self.chunked:
-                found, entropy = chunked_logprobs(
-                    self._head, hidden, targets, temperature=self.temperature, chunk=self.chunk, reduce=self.reduce
-                )
-            else:
-                head = self.model.get_output_embeddings().weight
-                found, entropy = fused_logprobs(head, hidden, targets, temperature=self.temperature, chunk=self.chunk)
+            targets, reads = mb.tokens[mb.loss_mask], partial(chunked_logprobs, self._head, reduce=self.reduce)
+            if not self.chunked:
+                reads = partial(fused_logprobs, self.model.get_output_embeddings().weight)
+            found, entropy = reads(hidden, targets, temperature=self.temperature, chunk=self.chunk)
         zeros = found.new_zeros(len(mb.tokens))
         return zeros.masked_scatter(mb.loss_mask, found), entropy
 
