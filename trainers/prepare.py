@@ -206,8 +206,8 @@ def _unchecked(engine: Engine) -> list[str]:
     if engine.home == "ray":
         absent = "" if importlib.util.find_spec("ray") else "; Ray is not installed here, without which it cannot train"
         asked.append(f"the Ray cluster ({engine.ray}: whether it answers, and has room for engine.pools{absent})")
-    if engine.vllm_url:
-        asked.append(f"the vLLM server ({engine.vllm_url})")
+    if engine.vllm_urls:
+        asked.append(f"the vLLM server{'s' * (len(engine.vllm_urls) > 1)} ({', '.join(engine.vllm_urls)})")
     return [f"not checked: {' and '.join(asked)}"] if asked else []
 
 
