@@ -655,6 +655,27 @@ async def test_a_server_that_dies_or_stands_still(serve, folder, tmp_path):
         engine.close()
 
 
+@needs_vllm
+async def test_one_of_two_servers_dies(server, folder, own, tmp_path):
+    """Killed while both draw: what it had is drawn by the other, to the same tokens, and a publish goes to that one."""
+    other, asked = Server(folder, tmp_path / "log"), requests(new=(60,), count=4)
+    try:
+        urls = (server.ready().url, other.ready().url)
+        engine = build(folder, sampler="vllm", vllm_url=urls, hang_seconds=5)
+        tasks = [asyncio.create_task(engine.sampler.sample(request)) for request in asked]
+        await turned(engine, 4)
+        other.kill()
+        async with asyncio.timeout(300):
+            assert_equal(await asyncio.gather(*tasks), await draw(own, asked), atol=1e-5)
+            await engine.link.publish(1)
+            found = await draw(engine, asked)
+        assert {span.version for each in found for span in each.spans} == {1}
+        assert [member.lost for member in engine.sampler.members] == [False, True]
+        engine.close()
+    finally:
+        other.kill()
+
+
 # ---- sleep ----
 
 
