@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jurat.engine import checkpoint as checkpointing
-from jurat.engine import local, models
+from jurat.engine import local, models, threads
 from jurat.engine.ray import needs_ray
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, FencedOut, JuratError, RewardDrift, RunFailed
@@ -24,7 +24,7 @@ from jurat.platform.runs.states import LIMITS, Limits
 from jurat.platform.runs.store import Store
 from jurat.platform.types import CheckpointRef, Evaluation
 from jurat.trainers import evaluate as evaluation
-from jurat.trainers.contradictions import refuse_idle
+from jurat.trainers.contradictions import refuse_idle, unread
 from jurat.trainers.data import sampling_of, short_enough
 from jurat.trainers.made_of import Asked, MadeOf, ingredients
 from jurat.trainers.prepare import (
@@ -102,6 +102,8 @@ def train(
     for each in prepared:
         what_learns(each.recipe, folder)  # refuses unknown layers of any stage before the first one is trained
     memory_needed(prepared, folder, reporter.note, over_memory=over_memory)
+    for said in unread(recipe.engine, threads.processors()):
+        reporter.note(said)
     rewards = [each.reward for each in prepared]
     refuse_quarantined(store, [facts.digest for stage in prepared for facts in stage.facts])
     run = found or store.create_run(
