@@ -675,6 +675,8 @@ class Tracking(Part):
     """SQLAlchemy URL; None: SQLite under the home folder."""
     texts: bool = True
     """Store prompts and completions as text beside the tokens."""
+    log_to: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
+    """Where metrics go as well."""
 
 
 class Stage(Part):
