@@ -92,7 +92,7 @@ def _timed(record: Callable[Concatenate[RunLedger, _P], None]) -> Callable[Conca
     """Note how long the loop waited."""
 
     @functools.wraps(record)
-    def timed(self: RunLedger, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def timed(self: RunLedger, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         began = time.perf_counter()
         record(self, *args, **kwargs)
         self._blocked = max(self._blocked, time.perf_counter() - began)
