@@ -41,7 +41,10 @@ class Work(Protocol):
     epoch: int
 
     def poll(self) -> int | None:
-        """The exit code, or None while it goes on. A signal is negative; -0x7fff: it ended, nobody knows how."""
+        """The exit code, or None while it goes on. A signal is negative; -0x7fff: it ended, nobody knows how.
+
+        Raises Silent where nobody can say whether it goes on.
+        """
 
     def stop(self) -> None:
         """Ask it to stop at a checkpoint."""
@@ -51,6 +54,9 @@ class Work(Protocol):
 
 
 class Executor(Protocol):
+    def ready(self) -> bool:
+        """Whether it takes work now; where not, no run is claimed."""
+
     def start(
         self, run: str, epoch: int, folder: Path, words: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> Work:
@@ -62,6 +68,10 @@ class Executor(Protocol):
 
 
 UNKNOWN = -0x7FFF
+
+
+class Silent(RunFailed):
+    """Whoever runs the work does not answer."""
 
 
 def boot_id() -> str:
@@ -138,6 +148,9 @@ class LocalExecutor:
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", "jurat")) -> None:
         self._command = tuple(command)
 
+    def ready(self) -> bool:
+        return True
+
     def start(
         self, run: str, epoch: int, folder: Path, words: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> LocalWork:
@@ -149,7 +162,7 @@ class LocalExecutor:
             log.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
             note: dict[str, object] = {"boot": boot_id(), "epoch": epoch, "mark": secrets.token_hex(8)}
-            _write(folder / FILE, note)
+            write(folder / FILE, note)
             with open(log, "ab") as out:
                 child = subprocess.Popen(
                     [*self._command, *words],
@@ -168,7 +181,7 @@ class LocalExecutor:
             started = 0.0
         work = LocalWork(run, epoch, child.pid, started, child)
         try:
-            _write(folder / FILE, {**note, "pid": child.pid, "started": started})
+            write(folder / FILE, {**note, "pid": child.pid, "started": started})
         except OSError as error:
             work.kill()
             raise RunFailed(f"cannot note the run's process: {error.strerror}", where=str(folder)) from None
@@ -188,7 +201,7 @@ class LocalExecutor:
         return found if found.epoch == epoch else None
 
 
-def _write(path: Path, value: Mapping[str, object]) -> None:
+def write(path: Path, value: Mapping[str, object]) -> None:
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     draft.write_text(json.dumps(value), "utf-8")
     os.replace(draft, path)

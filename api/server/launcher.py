@@ -26,7 +26,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from jurat.api.server.executor import UNKNOWN, Executor, Work
+from jurat.api.server.executor import UNKNOWN, Executor, Silent, Work
 from jurat.platform import access
 from jurat.platform.errors import FencedOut, JuratError
 from jurat.platform.faults import point
@@ -124,7 +124,7 @@ class Launcher:
             self._reaped = time.monotonic()
             for moved, before, now in self._store.write(lambda c: leases.reap(c, limits=self._limits)):
                 log.warning("run %s was %s for too long and is %s", moved, before, now)
-        while len(self._held) < self._slots and not self._closing:
+        while len(self._held) < self._slots and not self._closing and self._executor.ready():
             lease = self._store.write(lambda c: leases.claim(c, self._owner, limits=self._limits, slots=self._slots))
             if lease is None:
                 return
@@ -174,7 +174,11 @@ class Launcher:
     # ---- one process ----
 
     def _tend(self, held: _Held) -> None:
-        code = held.work.poll()
+        try:
+            code = held.work.poll()
+        except Silent as error:  # nothing is known of it, so its lease is not ours to keep: its own heartbeat may
+            self._unheard(held, error)
+            return
         if code is not None:
             held.work.kill()  # what it started and left behind
             self._ended(held, code)
@@ -200,6 +204,13 @@ class Launcher:
             if not held.asked:
                 held.work.stop()
             held.asked = beat.desired
+
+    def _unheard(self, held: _Held, error: Silent) -> None:
+        if time.monotonic() > self._quiet_until:
+            log.warning("run %s: %s", held.lease.run, error.what)
+            self._quiet_until = time.monotonic() + 60
+        run = self._store.run(held.lease.run)
+        held.forget = run.state not in LEASED or run.lease_epoch != held.lease.epoch
 
     def _over(self, held: _Held) -> bool:
         """Whether the run ended by its process' own word: then it has ``STOP_SECONDS`` to be gone."""

@@ -48,6 +48,7 @@ KINDS: Mapping[str, Kind] = {
     "internal": Kind(500, "The service failed"),
     "unavailable": Kind(503, "The store does not answer"),
     "query-too-slow": Kind(503, "The query takes too long"),
+    "no-room": Kind(507, "The disk is full"),
 }
 """Every ``type`` there is, without its prefix ``/problems/``."""
 

@@ -137,6 +137,7 @@ KEYS = {
     "event": frozenset({"uid", "segment", "at", "kind", "payload"}),
     "end": frozenset({"segment", "ending", "at"}),
     "part": frozenset(t.data_part.c.keys()) - _OWN,
+    "index": frozenset(t.part_index.c.keys()) - _OWN,
     "verdicts": frozenset(t.verdict_stat.c.keys()) - _OWN,
     "checkpoint": frozenset(t.checkpoint.c.keys()) - _OWN,
     "evaluation": frozenset(t.evaluation.c.keys()) - _OWN,

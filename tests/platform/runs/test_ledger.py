@@ -195,7 +195,7 @@ def test_an_outage_goes_through_the_spool(
         spooled = [
             json.loads(line) for file in run.folder.glob("spool*.jsonl") for line in file.read_text().splitlines()
         ]
-        assert {op["op"] for op in spooled} == {"part", "verdicts", "metric", "event"}
+        assert {op["op"] for op in spooled} == {"part", "index", "verdicts", "metric", "event"}
         assert ledger.health().lost == 0
         assert [r.message for r in caplog.records if "cannot write to the database" in r.message] != []
     finally:
