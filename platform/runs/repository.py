@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
 from jurat.platform.db.insert import insert_new
-from jurat.platform.provenance import edges, versions
+from jurat.platform.provenance import edges, secrets, versions
 from jurat.platform.provenance.records import Ingredients
 from jurat.platform.recipe import Recipe
 from jurat.platform.runs import bloom, events, metrics, search
@@ -57,7 +57,7 @@ def new_run(
     whole = recipe.model_dump(mode="json")
     row = {
         "id": run_id, "name": t.visible(recipe.name), "state": state, "detail": "", "version": 1, "recipe": whole,
-        "recipe_digest": recipe_digest, "reward_digest": reward_digest, "meta": dict(meta or {}), "created": at,
+        "recipe_digest": recipe_digest, "reward_digest": reward_digest, "meta": secrets.redacted(dict(meta or {})), "created": at,
         "project": t.visible(project), "priority": priority, "max_restarts": max_restarts, "max_runtime": max_runtime,
         "parent_run": parent_run, "from_checkpoint": from_checkpoint,
         "deadline": at + int((limits.of(state) or 0) * 1_000_000),
@@ -67,9 +67,9 @@ def new_run(
     pk = done.scalar()
     if pk is None:
         return False
-    search.label(connection, pk, "param", search.flattened(whole))
+    search.label(connection, pk, "param", secrets.redacted(search.flattened(whole)))
     if tags:
-        search.label(connection, pk, "tag", tags)
+        search.label(connection, pk, "tag", secrets.redacted(dict(tags)))
     if parent_run is not None:
         versions.forked(connection, run_id, parent_run, from_checkpoint)
     if state != "created":
