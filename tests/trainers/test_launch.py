@@ -286,8 +286,8 @@ def test_a_full_disk_stops_clearly_and_the_last_checkpoint_is_whole(tmp_path, mo
     true, asked = shutil.disk_usage, []
 
     def filling(path):
-        asked.append(path)
-        return true(path)._replace(free=0) if len(asked) == 2 else true(path)
+        asked.extend([path] if "checkpoints" in path.parts else [])
+        return true(path)._replace(free=0) if len(asked) == 2 and path is asked[-1] else true(path)
 
     monkeypatch.setattr(checkpointing.shutil, "disk_usage", filling)
     with pytest.raises(RunFailed, match=r"MiB are needed and 0 MiB free") as caught:
