@@ -41,6 +41,14 @@ def serve(
         list[str] | None, typer.Option(help="File of verifiers that POST /verify may run.", show_default=False)
     ] = None,
     slots: Annotated[int, typer.Option(min=0, help="Runs at once; 0: none is launched.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            show_default=False,
+            help="Launch runs as Ray Jobs on the cluster whose head has this address, as in http://head:8265.",
+        ),
+    ] = None,
     lease_seconds: Annotated[
         float, typer.Option(min=1.0, help="How long a run without a heartbeat counts as alive.")
     ] = 45.0,
@@ -63,7 +71,7 @@ def serve(
     run(
         Settings(
             home=terminal.home(), database=database, host=host, port=port, host_names=tuple(host_name or ()),
-            recipes=tuple(recipes or ()), verifiers=tuple(verifier_file or ()), slots=slots, lease_seconds=lease_seconds,
+            recipes=tuple(recipes or ()), verifiers=tuple(verifier_file or ()), slots=slots, ray=ray, lease_seconds=lease_seconds,
             open_to_all=insecure_no_auth, durable=durable,
         ),
         terminal.note,

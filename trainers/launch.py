@@ -14,7 +14,7 @@ from jurat.engine import local, models
 from jurat.engine.ray import needs_ray
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, FencedOut, JuratError, RewardDrift, RunFailed
-from jurat.platform.ports import Reporter
+from jurat.platform.ports import Ledger, Reporter
 from jurat.platform.provenance import bundle, drift, lineage, seal, versions
 from jurat.platform.recipe import Data, Prompt, Recipe, SamplingPart, Source
 from jurat.platform.runs.heart import Heart
@@ -130,7 +130,7 @@ def train(
         )  # fmt: skip
         heart = Heart(store, lease, heard=launch.heard, fenced=launch.taken, limits=limits)
         try:
-            with heart, _cluster(recipe, reporter.note) as launch.cluster:
+            with heart, _cluster(recipe, reporter.note, launch.happened) as launch.cluster:
                 outcome = asyncio.run(launch.stages(prepared))
         except BaseException as error:
             first = heart.fenced or _first(error)
@@ -198,14 +198,16 @@ def reward_change(store: Store, run: RunInfo, prepared: Sequence[Prepared], base
     return "\n".join(dict.fromkeys(said))
 
 
-def _cluster(recipe: Recipe, note: Callable[[str], None]) -> AbstractContextManager[RayHome | None]:
+def _cluster(
+    recipe: Recipe, note: Callable[[str], None], event: Callable[[str, Mapping[str, Any]], None]
+) -> AbstractContextManager[RayHome | None]:
     """The Ray cluster that a recipe names; None where it runs in this process, and Ray is not imported."""
     if recipe.engine.home == "local":
         return nullcontext()
     needs_ray()
     from jurat.engine.ray.home import open_home
 
-    return open_home(recipe.engine, note)
+    return open_home(recipe.engine, note, event)
 
 
 def _first(error: BaseException) -> BaseException:
@@ -231,6 +233,9 @@ class Launch:
     """While an evaluation runs."""
     wanted: Asked = field(default_factory=Asked)
     """What was asked of the run while it goes on."""
+    ledger: Ledger | None = None
+    """Of the stage that runs."""
+    _early: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     _loop: asyncio.AbstractEventLoop | None = None
     _task: asyncio.Task[Any] | None = None
     _stop: asyncio.Event | None = None
@@ -245,6 +250,20 @@ class Launch:
             self.reporter.note(f"asked to {beat.desired}: {self._stopping()}")
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stop.set)
+
+    def happened(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """An event of the run, from any thread; what comes before the stage has a ledger waits for it."""
+        if self.ledger is None:
+            self._early.append((kind, facts))
+        else:
+            self.ledger.record_event(kind, facts)
+
+    def records_by(self, ledger: Ledger | None) -> None:
+        self.ledger = ledger
+        if ledger is not None:
+            early, self._early = self._early, []
+            for kind, facts in early:
+                ledger.record_event(kind, facts)
 
     def taken(self, error: FencedOut) -> None:
         """From the heart's thread: another process has the run, so this one writes nothing more."""

@@ -45,6 +45,8 @@ class Settings:
     """Files of the operator's verifiers, for ``POST /verify``."""
     slots: int = 1
     """Runs that the launcher keeps going at once; 0: it launches none."""
+    ray: str | None = None
+    """Address of a Ray cluster's head, on which runs are launched; None: processes of this machine."""
     lease_seconds: float = 45.0
     durable: bool = False
     """Every answer survives a power cut too, not only the death of the process; each commit then waits for the disk."""

@@ -113,6 +113,33 @@ def test_a_launch_names_no_code_file_or_address(served: Served, config: dict[str
     )
 
 
+ADDRESSES = [
+    "http://169.254.169.254/latest/meta-data", "http://[::ffff:169.254.169.254]/", "http://127.0.0.1:{port}/api/v1/runs",
+    "http://localhost/", "http://0/", "http://0x7f000001/", "http://2130706433/", "http://017700000001/", "http://127.1/",
+    "http://[::1]/", "http://[::]/", "https://evil.example/x", "HTTP://EVIL.EXAMPLE/", "http:/evil.example", "//evil.example/x",
+    "\\\\evil.example\\x", "ftp://evil.example/x", "file:///etc/passwd", "file:/etc/passwd", "file://localhost/etc/passwd",
+    "gopher://127.0.0.1:6379/_x", "dict://127.0.0.1:11211/", "ldap://127.0.0.1/", "jar:http://x!/y", "data:text/plain,x",
+    "hf://datasets/x/y", "s3://bucket/x", "gs://bucket/x", "git+ssh://x@y/z", "http://user@evil.example", "evil.example:80/x",
+    "postgresql://evil/x", "https://\u2485\u2487.evil",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "key", ["data.train.source", "data.held_out.source", "model", "engine.vllm_url", "reward.members.0.use"]
+)
+def test_no_address_is_fetched(served: Served, key: str) -> None:
+    """Of anything that a launch may name, and of a data set that is registered: that is a name, and nobody calls it."""
+    assert len(ADDRESSES) >= 30
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        for address in ADDRESSES:
+            given = address.format(port=listener.getsockname()[1]) if "{port}" in address else address
+            for config in ({key: given}, {"stages.1.name": given}):
+                assert kind(served.ask("POST", RUNS, {"recipe": "tiny", "config": config})) == (422, "invalid"), given
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
 def test_what_else_a_launch_may_not_hold(served: Served) -> None:
     digest = "sha256:" + "0" * 64
     for more in ({"command": ["sh"]}, {"env": {}}, {"reward_spec": "latest"}, {"reward_spec": digest},
@@ -470,6 +497,22 @@ def test_other_sites_are_kept_out(served: Served, headers: dict[str, str], expec
     if expected != 200 or "navigate" in headers.values():
         assert served.ask("POST", RUNS, {"recipe": "tiny"}, headers=sent)[0] in (403, 421)
     assert not any(name.startswith("access-control") for name in served.ask("GET", RUNS, headers=sent)[1])
+
+
+def test_tags_are_compared_as_rfc_9110_says(served: Served) -> None:
+    run = served.ask("POST", RUNS, {"recipe": "tiny"})[2]["id"]
+    path, version = f"{RUNS}/{run}", 1
+    for tag, expected in ((None, 428), ("1", 412), ('W/"1"', 412), ('"9"', 412), ("", 412), ('"1', 412), ("x" * 300, 412),
+                            ('"1"', 200), ('"7", "2"', 200), ("*", 200)):  # fmt: skip
+        headers = {} if tag is None else {"If-Match": tag}
+        reply = served.ask("PATCH", path, {"priority": version}, headers)
+        assert reply[0] == expected, tag
+        version += expected == 200
+        if expected == 412:
+            assert reply[1]["etag"] == f'"{version}"'
+    for tag, expected in ((f'"{version}"', 304), (f'W/"{version}"', 304), ('"0"', 200), ("*", 304), ("x", 200)):
+        assert served.ask("GET", path, headers={"If-None-Match": tag})[0] == expected, tag
+    assert served.ask("DELETE", path)[0] == 428 and served.ask("DELETE", path, headers={"If-Match": '"0"'})[0] == 412
 
 
 def test_hosts_are_read_exactly() -> None:
