@@ -279,7 +279,7 @@ class StageRun:
         setters: Mapping[str, Callable[[], Callable[[int], None]]] = {
             "judge_workers": lambda: judge.resize,
             "judge_rows": lambda: judge.limit,
-            "sampler_rows": lambda: engine.sampler.limit,  # type: ignore[union-attr]
+            "sampler_rows": lambda: engine.sampler.limit,
             "samples": lambda: allocator.limit,
         }
         knobs = knobs_of(self.recipe)

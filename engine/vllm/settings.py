@@ -113,7 +113,7 @@ def arguments(folder: Path, engine: Engine, sampling: SamplingPart) -> dict[str,
         "logprobs_mode": "processed_logprobs",
         "dtype": engine.dtype,
         "max_model_len": -1,  # all of the model's, or what fits the cache
-        "max_num_seqs": sampling.max_concurrent,
+        "max_num_seqs": max(sampling.max_concurrent, *engine.balance.get("sampler_rows", (0, 0))),
         "kv_cache_memory_bytes": int(engine.vllm_memory * 2**30),
         "enable_prefix_caching": True,
         "async_scheduling": False,  # a token's version is that of the step that drew it
