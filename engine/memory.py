@@ -369,6 +369,8 @@ def processes(stage: Recipe, model: Model, work: Work) -> tuple[Process, ...]:
     learning = [*_weights(model, engine, lora), _moments(model, lora), *_updating(model, work, engine)]
     if engine.home == "local":
         parts = [*learning, *drawn, *(part for each in extra.values() for part in each)]
+        if engine.device != "cpu" and lora is None:
+            parts.append(_saved(model, engine, None, critic="critic" in extra))
         return (_placed("run", engine, parts),)
     plain = _weights(model, engine, None)  # every actor builds an engine of its own, a sampler's copy included
     own = _sampler_copy(model, engine)
