@@ -73,6 +73,13 @@ OnRay = Annotated[
         help="Run on a Ray cluster: host:port, auto, or local for one of this machine. As engine.home and engine.ray.",
     ),
 ]  # fmt: skip
+LogTo = Annotated[
+    str | None,
+    typer.Option(
+        "--log-to", metavar="NAMES", show_default=False,
+        help="Send metrics to tensorboard, mlflow or wandb too; several with commas between. As tracking.log_to.",
+    ),
+]  # fmt: skip
 Detach = Annotated[
     bool,
     typer.Option(
@@ -110,6 +117,7 @@ def train(
     run_id: RunName = None,
     dry_run: DryRun = False,
     on_ray: OnRay = None,
+    log_to: LogTo = None,
     detach: Detach = False,
     over_memory: OverMemory = False,
     accept_reward_change: AcceptReward = False,
@@ -125,9 +133,11 @@ def train(
 
     if on_ray is not None:
         assignments = [*(assignments or ()), "engine.home=ray", f"engine.ray={on_ray}"]
+    if log_to is not None:
+        assignments = [*(assignments or ()), f"tracking.log_to=[{log_to}]"]
     if resume is not None and (recipe is not None or assignments or run_id is not None or dry_run):
         raise ConfigError(
-            "--resume goes on with a run by its own recipe: give no recipe, --set, --ray, --run-id or --dry-run with it",
+            "--resume goes on with a run by its own recipe: give no recipe, --set, --ray, --log-to, --run-id or --dry-run with it",
             where="jurat train --resume", fix=f"jurat train --resume {resume}",
         )  # fmt: skip
     if recipe is None and resume is None:

@@ -698,6 +698,10 @@ class Tracking(Part):
     """SQLAlchemy URL; None: SQLite under the home folder."""
     texts: bool = True
     """Store prompts and completions as text beside the tokens."""
+    log_to: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
+    """Where metrics go as well."""
+    canary_every: int = Field(default=50, ge=0)
+    """Steps after which the verifiers are asked their canary cases again, and a thousandth of what they judged; 0: never."""
 
 
 class Stage(Part):

@@ -15,7 +15,7 @@ from jurat.engine.ray import needs_ray
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, FencedOut, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import Ledger, Reporter
-from jurat.platform.provenance import bundle, drift, lineage, versions
+from jurat.platform.provenance import bundle, drift, lineage, seal, versions
 from jurat.platform.recipe import Data, Prompt, Recipe, SamplingPart, Source
 from jurat.platform.runs.heart import Heart
 from jurat.platform.runs.lock import exclusive
@@ -40,6 +40,7 @@ from jurat.trainers.prepare import (
 from jurat.trainers.presets import filled
 from jurat.trainers.signals import StopOnSignals
 from jurat.trainers.stage import StageRun
+from jurat.trainers.trackers import Trackers, params_of, refuse_absent
 
 if TYPE_CHECKING:
     from jurat.engine.ray.home import RayHome
@@ -97,6 +98,7 @@ def train(
         if run_id is not None:
             store.refuse_taken(run_id)
     recipe = filled(recipe)
+    refuse_absent(recipe.tracking.log_to)
     folder = models.resolve(recipe.model, home, base)
     prepared = [prepare(stage, base=base, name=name, observe=True) for name, stage in recipe.staged()]
     for each in prepared:
@@ -132,8 +134,10 @@ def train(
         )  # fmt: skip
         heart = Heart(store, lease, heard=launch.heard, fenced=launch.taken, limits=limits)
         try:
-            with heart, _cluster(recipe, reporter.note, launch.happened) as launch.cluster:
+            told = Trackers(recipe.tracking.log_to, run, reporter, lambda: params_of(recipe, launch.digests(prepared)))
+            with heart, told as launch.reporter, _cluster(recipe, reporter.note, launch.happened) as launch.cluster:
                 outcome = asyncio.run(launch.stages(prepared))
+                told.state = outcome.state
         except BaseException as error:
             first = heart.fenced or _first(error)
             if not isinstance(first, FencedOut):
@@ -165,7 +169,10 @@ def _refuse_unexpected(run: RunInfo, prepared: Sequence[Prepared]) -> None:
 def _keep_record(store: Store, run: RunInfo) -> None:
     """A copy of the run's folder opens without the database; a full disk is no reason to call the run failed."""
     with suppress(OSError, RunFailed):
-        bundle.write_record(store, store.run(run.id))
+        ended = store.run(run.id)
+        if ended.state == "finished":
+            store.write(lambda connection: seal.seal(connection, ended))
+        bundle.write_record(store, ended)
 
 
 def refuse_quarantined(store: Store, digests: Sequence[str]) -> None:
@@ -238,6 +245,16 @@ class Launch:
     _loop: asyncio.AbstractEventLoop | None = None
     _task: asyncio.Task[Any] | None = None
     _stop: asyncio.Event | None = None
+
+    def digests(self, prepared: Sequence[Prepared]) -> dict[str, str]:
+        """Of what the run is made of, by dotted names that begin with the stage's."""
+        found: dict[str, str] = {}
+        for each in prepared:
+            made, stage = self.made_of.of(each, from_checkpoint=""), f"{each.name}." if each.name else ""
+            found |= {"model": made.model, f"{stage}reward": made.reward}
+            found |= {f"{stage}data.{part}": str(said["digest"]) for part, said in made.datasets.items()}
+            found |= {} if made.environment is None else {"environment": made.environment.digest}
+        return found
 
     def heard(self, beat: Beat) -> None:
         """From the heart's thread: pause and cancel stop at a checkpoint, checkpoint makes one and goes on."""

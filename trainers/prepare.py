@@ -115,9 +115,12 @@ def with_sources(prepared: Prepared, digests: Collection[str], base: Path) -> Pr
 def _observed(facts: Sequence[VerifierFacts], judge: LocalJudge) -> tuple[Observation, ...]:
     """What each verifier says of the canary cases, in at most ``canary.SECONDS`` each: its behaviour, for what no reading of
     code sees. Judges that ask a model, and verifiers that say they are not deterministic, are not asked."""
-    asked = [each for each in facts if each.deterministic and each.kind != "judge" and each.name not in UNASKED]
-    by_digest = {each.digest: each for each in asked}
+    by_digest = {each.digest: each for each in askable(facts)}
     return tuple(canary.observe(judge, each.name, each.args, each.digest) for each in by_digest.values())
+
+
+def askable(facts: Sequence[VerifierFacts]) -> list[VerifierFacts]:
+    return [each for each in facts if each.deterministic and each.kind != "judge" and each.name not in UNASKED]
 
 
 def judge_for(recipe: Recipe, base: Path) -> LocalJudge:
