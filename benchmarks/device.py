@@ -11,7 +11,7 @@
 | liger   | log-probs of its head by liger-kernel and in chunks: seconds, memory, how far values and gradients are apart |
 | own     | the fast path's sampler: tokens/s, seconds of a publish                                                     |
 | vllm    | vLLM beside the learner on one device (Qwen2): tokens/s, publish, a whole step, sampler against learner      |
-| sleep   | the same with engine.vllm_sleep: memory of the device awake and asleep, seconds of sleep and of waking      |
+| sleep   | the same with engine.offload: memory of the device awake and asleep, seconds of sleep and of waking      |
 
 A part that fails, is too slow or lacks a package says so, and the others go on. Weights are random, made in code from a seed;
 nothing is fetched. MFU is 6 flops a parameter and forwarded token over the products of ``machine`` (989 Tflop/s, the
@@ -379,7 +379,7 @@ def sleep(job: Job, scratch: Path) -> dict[str, Any]:
     """Raises where what is drawn after a sleep is not what was drawn before it; on a CPU it says that there is none."""
     make_model(scratch / "qwen2", "qwen2", job)
     engine = build(scratch / "qwen2", job, path="simple", sampler="vllm", vllm_memory=0.1 if job["tiny"] else 24.0,
-                   vllm_sleep=True)  # fmt: skip
+                   offload=True)  # fmt: skip
 
     def used() -> float:
         free, total = torch.cuda.mem_get_info()

@@ -307,7 +307,7 @@ def _vllm(
     made = lane.call(settings.start, folder, engine, sampling)
     awake = settings.why_awake(engine)
     rows = VllmRows(made, max_length=longest, dtype=dtype, source=views or filled, sleeps=not awake)
-    asleep = {"sleep": awake or "while the learner learns"} if engine.vllm_sleep else {}
+    asleep = {"sleep": awake or "while the learner learns"} if engine.sleeps else {}
     return BatchedSampler(rows, lane), {"sampler": f"vllm {settings.version()}", "kernels": "vllm", **asleep}
 
 

@@ -92,7 +92,7 @@ class VllmRows(Rows):
         if self._asleep:  # it has no weights: a token drawn now would be no version's
             deliver(row, RunFailed(
                 "vllm sleeps until new weights are published", where=f"rollout {row.request.rollout_id}",
-                fix="set engine.vllm_sleep: false, and report this",
+                fix="set engine.offload: false, and report this",
             ))  # fmt: skip
             return
         request, sampling = row.request, row.request.sampling

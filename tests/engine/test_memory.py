@@ -207,7 +207,7 @@ def test_a_lag_compiled_layers_and_a_server_by_url():
     assert part(simple, "activations") == part(compiled, "activations") > part(alone, "activations")
     assert (part(simple, "sampler's copy"), part(compiled, "sampler's copy")) == (0, 4 * size)
     sleeping, awake = (
-        memory.estimate(stage(engine={"sampler": "vllm", "device": "cuda", "vllm_sleep": asleep}), model(), 64)[0]
+        memory.estimate(stage(engine={"sampler": "vllm", "device": "cuda", "offload": asleep}), model(), 64)[0]
         for asleep in (True, False)
     )
     held = 2 * size + 2 * GIB  # vLLM's weights and cache make room for the phase that takes more

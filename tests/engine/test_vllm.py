@@ -737,7 +737,7 @@ async def test_it_stays_awake_while_a_request_is_in_flight():
 
 @needs_vllm
 async def test_a_build_that_cannot_sleep_says_so_and_draws_on(serve, folder, own):
-    engine = serve(folder, vllm_sleep=True)
+    engine = serve(folder, offload=True)
     assert engine.info["sleep"] == "vLLM sleeps on GPUs alone, and this build computes on cpu"
     await engine.sampler.rest()
     assert_equal(await draw(engine, requests(count=1)), await draw(own, requests(count=1)), atol=1e-5)
