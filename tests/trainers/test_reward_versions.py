@@ -147,7 +147,7 @@ def test_a_verifier_that_changes_while_the_run_goes_on_is_told_of(home, monkeypa
     assert told.payload["digest"] == version.digest and version.deterministic == (kind == "canary_drift")
     assert [note for note in screen.notes if note.startswith("alarm: verifier mine ")]
     if kind == "canary_drift":  # and it is not gone on with
-        with pytest.raises(RewardDrift, match="before, .* now"):
+        with pytest.raises(RewardDrift, match=r"before, .* now"):
             _resume(home)
     elif "canary" in rule:
         seen = store.read(lambda c: versions.observations(c, version.digest))
