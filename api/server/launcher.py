@@ -140,7 +140,8 @@ class Launcher:
             point("launcher.started")
 
     def _adopt(self) -> None:
-        """What another launcher of this home started and left. What has ended meanwhile is seen by the next look."""
+        """What another launcher of this home started and left. What has ended meanwhile is seen by the next look; what it
+        claimed and never started is queued again, which is no restart."""
         for run in self._store.read(lambda c: leases.held(c, self._store.runs_folder)):
             work = self._executor.find(run.id, run.lease_epoch, run.folder)
             if work is not None:
@@ -149,6 +150,8 @@ class Launcher:
                 )
                 self._held[run.id] = _Held(lease, work, 0.0)
                 log.info("run %s is taken up again", run.id)
+            elif run.state == "starting" and run.lease_owner == self._owner:
+                self._end(run, "queued", "its launcher died before it started a process", None)
 
     def _start(self, lease: Lease) -> None:
         run = self._store.run(lease.run)
@@ -239,11 +242,11 @@ class Launcher:
         epoch = run.lease_epoch if epoch is None else epoch
 
         def end(connection: sa.Connection) -> None:
-            if state == "lost":
+            if state in ("lost", "queued"):
                 leases.move(
                     connection,
                     run.pk,
-                    "lost" if run.state not in ("pausing", "cancelling") else _ASKED[run.state],
+                    state if run.state not in ("pausing", "cancelling") else _ASKED[run.state],
                     detail,
                     epoch=epoch,
                     actor=self._owner,

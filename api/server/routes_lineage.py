@@ -13,7 +13,7 @@ from jurat.api.server.problems import Problem, responses
 from jurat.api.server.search import bounded
 from jurat.api.server.service import CanRead, Here, run_named
 from jurat.api.server.shapes import tell
-from jurat.platform.provenance import lineage, prov
+from jurat.platform.provenance import lineage
 from jurat.platform.provenance.records import Node
 from jurat.platform.provenance.verify import verify
 
@@ -117,11 +117,3 @@ def verify_run(run: str, service: Here, who: CanRead) -> Response:
             "faults": faults,
         }
     )
-
-
-@router.get("/runs/{run}:export", summary="A run's provenance as PROV-JSON", responses=responses())
-def export(run: str, service: Here, who: CanRead, format: Literal["prov-json"] = "prov-json") -> Response:
-    found = run_named(service, run)
-    made = tell(service.store.read(lambda connection: prov.document(connection, found)))
-    made.headers["Content-Disposition"] = f'attachment; filename="{found.id}.prov.json"'
-    return made

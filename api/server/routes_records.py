@@ -19,7 +19,6 @@ from jurat.api.server.service import CanRead, Here, denied, principal_of, run_na
 from jurat.api.server.shapes import number, tell
 from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
-from jurat.platform.db.writer import Busy
 from jurat.platform.errors import DataError, FencedOut
 from jurat.platform.runs import events, leases, ledger, metrics
 from jurat.platform.runs.records import Point, RunInfo
@@ -125,10 +124,7 @@ async def add_metrics(run: RunId, asked: shapes.MetricBatch, request: Request, s
             )
         return len(points)
 
-    try:
-        stored = await asyncio.wrap_future(service.writer.submit(add))
-    except Busy as error:
-        raise Problem("too-many-requests", error.what, headers={"Retry-After": "1"}) from None
+    stored = await asyncio.wrap_future(service.writer.submit(add))
     return tell({"stored": stored})
 
 
@@ -142,6 +138,7 @@ KEYS = {
     "event": frozenset({"uid", "segment", "at", "kind", "payload"}),
     "end": frozenset({"segment", "ending", "at"}),
     "part": frozenset(t.data_part.c.keys()) - _OWN,
+    "index": frozenset(t.part_index.c.keys()) - _OWN,
     "verdicts": frozenset(t.verdict_stat.c.keys()) - _OWN,
     "checkpoint": frozenset(t.checkpoint.c.keys()) - _OWN,
     "evaluation": frozenset(t.evaluation.c.keys()) - _OWN,
@@ -197,10 +194,7 @@ async def add_facts(run: RunId, asked: shapes.Facts, request: Request, service: 
             raise Problem("invalid", f"a fact cannot be recorded: {type(error).__name__}") from None
         return len(asked.ops)
 
-    try:
-        stored = await asyncio.wrap_future(service.writer.submit(add))
-    except Busy as error:
-        raise Problem("too-many-requests", error.what, headers={"Retry-After": "1"}) from None
+    stored = await asyncio.wrap_future(service.writer.submit(add))
     return tell({"stored": stored})
 
 

@@ -137,6 +137,13 @@ def test_sampler_killed_while_it_decodes_and_all_others_after_a_step(cluster, al
     said = "\n".join(screen.notes)
     for role in ("sampler", "judge", "reference", "learner"):
         assert re.search(rf"the {role} \(process \d+\) died; process \d+ took over after [\d.]+ s", said)
+    store = Store.open(None, tmp_path)
+    told = [event.payload for event in store.events(store.run("r")) if event.kind == "replaced"]
+    store.close()
+    assert {each["role"] for each in told} == {"sampler", "judge", "reference", "learner"}
+    for each in told:
+        assert set(each) == {"role", "old", "new", "cause", "seconds"} and each["cause"] == "died"
+        assert each["old"] != each["new"] and f"process {each['new']} took over after {each['seconds']:.1f} s" in said
 
 
 @pytest.mark.soak
