@@ -24,7 +24,17 @@ from jurat.platform.provenance.records import Observation, VerifierFacts
 from jurat.platform.runs import events, leases
 from jurat.platform.runs.records import Lease
 from jurat.platform.runs.store import Store
-from jurat.platform.types import Batch, CheckpointRef, Evaluation, Finish, Problem, Rollout, StepReport, Verdict
+from jurat.platform.types import (
+    Batch,
+    CheckpointRef,
+    Evaluation,
+    Finish,
+    FloatArray,
+    Problem,
+    Rollout,
+    StepReport,
+    Verdict,
+)
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +192,9 @@ class Doubted:
     def record_batch(self, batch: Batch) -> None:
         self._inner.record_batch(batch)
         self._doubts.seen(batch)
+
+    def record_advantages(self, step: int, advantages: Mapping[str, FloatArray]) -> None:
+        self._inner.record_advantages(step, advantages)
 
     def record_step(self, report: StepReport) -> None:
         self._inner.record_step(report)

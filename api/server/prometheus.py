@@ -11,7 +11,8 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Seconds."""
 
-Samples = Mapping[tuple[tuple[str, str], ...], float]
+Labels = tuple[tuple[str, str], ...]
+Samples = Mapping[Labels, float]
 """Values by labels."""
 
 
@@ -36,12 +37,12 @@ class Requests:
             self.rows[route] += rows
 
     def exposition(self) -> Iterator[str]:
-        answers = {
+        answers: dict[Labels, float] = {
             (("method", method), ("route", route), ("status", str(status))): n
             for (method, route, status), n in self.answers.items()
         }
         yield from family("jurat_http_requests_total", "counter", "Answers.", answers)
-        rows = {(("route", route),): n for route, n in self.rows.items()}
+        rows: dict[Labels, float] = {(("route", route),): n for route, n in self.rows.items()}
         yield from family("jurat_ingest_rows_total", "counter", "Metric points and facts that were recorded.", rows)
         name = "jurat_http_request_seconds"
         yield from family(name, "histogram", "Until the first byte of the answer.", {})
@@ -61,7 +62,7 @@ def family(name: str, kind: str, about: str, samples: Samples) -> Iterator[str]:
         yield line(name, labels, value)
 
 
-def line(name: str, labels: tuple[tuple[str, str], ...], value: float) -> str:
+def line(name: str, labels: Labels, value: float) -> str:
     told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
     return f"{name}{{{told}}} {float(value):.10g}" if told else f"{name} {float(value):.10g}"
 
