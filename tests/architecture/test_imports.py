@@ -16,7 +16,10 @@ DISTRIBUTION = {
     "mlflow": "mlflow-skinny",
 }  # fmt: skip
 """Where the name that is imported differs from the name that is installed."""
-HEAVY = {"torch", "transformers", "ray", "vllm", "matplotlib", "pandas", "trl", "datasets", "accelerate", "peft", "mlflow", "wandb", "tensorboard"}
+HEAVY = {
+    "torch", "transformers", "ray", "vllm", "matplotlib", "pandas", "trl", "datasets", "accelerate", "peft", "mlflow", "wandb",
+    "tensorboard",
+}  # fmt: skip
 OPTIONAL = {"duckdb", "fastapi", "pyarrow", "sympy"}
 """Core or light enough, yet nothing that ``--help`` may wait for."""
 
