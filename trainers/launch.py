@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jurat.engine import checkpoint as checkpointing
-from jurat.engine import local, models
+from jurat.engine import local, models, threads
 from jurat.engine.ray import needs_ray
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, FencedOut, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import Ledger, Reporter
-from jurat.platform.provenance import bundle, drift, lineage, versions
+from jurat.platform.provenance import bundle, drift, lineage, seal, versions
 from jurat.platform.recipe import Data, Prompt, Recipe, SamplingPart, Source
 from jurat.platform.runs.heart import Heart
 from jurat.platform.runs.lock import exclusive
@@ -24,7 +24,7 @@ from jurat.platform.runs.states import LIMITS, Limits
 from jurat.platform.runs.store import Store
 from jurat.platform.types import CheckpointRef, Evaluation
 from jurat.trainers import evaluate as evaluation
-from jurat.trainers.contradictions import refuse_idle
+from jurat.trainers.contradictions import refuse_idle, unread
 from jurat.trainers.data import sampling_of, short_enough
 from jurat.trainers.made_of import Asked, MadeOf, ingredients
 from jurat.trainers.prepare import (
@@ -104,6 +104,8 @@ def train(
     for each in prepared:
         what_learns(each.recipe, folder)  # refuses unknown layers of any stage before the first one is trained
     memory_needed(prepared, folder, reporter.note, over_memory=over_memory)
+    for said in unread(recipe.engine, threads.processors()):
+        reporter.note(said)
     rewards = [each.reward for each in prepared]
     refuse_quarantined(store, [facts.digest for stage in prepared for facts in stage.facts])
     run = found or store.create_run(
@@ -133,11 +135,7 @@ def train(
         heart = Heart(store, lease, heard=launch.heard, fenced=launch.taken, limits=limits)
         try:
             told = Trackers(recipe.tracking.log_to, run, reporter, lambda: params_of(recipe, launch.digests(prepared)))
-            with (
-                heart,
-                told as launch.reporter,
-                _cluster(recipe, reporter.note, launch.happened) as launch.cluster,
-            ):
+            with heart, told as launch.reporter, _cluster(recipe, reporter.note, launch.happened) as launch.cluster:
                 outcome = asyncio.run(launch.stages(prepared))
                 told.state = outcome.state
         except BaseException as error:
@@ -171,7 +169,10 @@ def _refuse_unexpected(run: RunInfo, prepared: Sequence[Prepared]) -> None:
 def _keep_record(store: Store, run: RunInfo) -> None:
     """A copy of the run's folder opens without the database; a full disk is no reason to call the run failed."""
     with suppress(OSError, RunFailed):
-        bundle.write_record(store, store.run(run.id))
+        ended = store.run(run.id)
+        if ended.state == "finished":
+            store.write(lambda connection: seal.seal(connection, ended))
+        bundle.write_record(store, ended)
 
 
 def refuse_quarantined(store: Store, digests: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jurat.datasets.check import check_gold, form_only, refuse_failed
 from jurat.datasets.load import ProblemSet, holds
-from jurat.engine import local, lora, memory, models
+from jurat.engine import local, lora, memory, models, threads
 from jurat.engine.probe import gpu_bytes
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
@@ -23,7 +23,7 @@ from jurat.platform.types import VerifierSpec
 from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.balance import knobs_of
-from jurat.trainers.contradictions import refuse_engine, refuse_idle, refuse_slow
+from jurat.trainers.contradictions import refuse_engine, refuse_idle, refuse_slow, unread
 from jurat.trainers.controllers import build_controllers
 from jurat.trainers.data import keep, load_sets, longest_prompt
 from jurat.trainers.presets import filled, staleness
@@ -207,8 +207,8 @@ def _unchecked(engine: Engine) -> list[str]:
     if engine.home == "ray":
         absent = "" if importlib.util.find_spec("ray") else "; Ray is not installed here, without which it cannot train"
         asked.append(f"the Ray cluster ({engine.ray}: whether it answers, and has room for engine.pools{absent})")
-    if engine.vllm_url:
-        asked.append(f"the vLLM server ({engine.vllm_url})")
+    if engine.vllm_urls:
+        asked.append(f"the vLLM server{'s' * (len(engine.vllm_urls) > 1)} ({', '.join(engine.vllm_urls)})")
     return [f"not checked: {' and '.join(asked)}"] if asked else []
 
 
@@ -221,7 +221,7 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path, over_memory: bool = False
     tokenizer, notes = HFTokenizer(folder), list[str]()
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
     needed = memory_needed(prepared, folder, notes.append, over_memory=over_memory)
-    notes += _replaced(recipe) + _unchecked(recipe.engine)
+    notes += _replaced(recipe) + _unchecked(recipe.engine) + unread(recipe.engine, threads.processors())
     for each_stage in prepared:
         name, stage, sets = each_stage.name, each_stage.recipe, each_stage.sets
         kept = keep(sets, tokenizer, stage, notes.append)

@@ -92,6 +92,8 @@ class StageRun:
             engine = leaving.enter_context(closing(self._engine(algorithm)))
             if launch.cluster is not None or _lag(recipe):  # what the bits of a number depend on, and no key need say
                 note("threads: " + ", ".join(f"{role} {count}" for role, count in engine.info["threads"].items()))
+            if "sleep" in engine.info:
+                note(f"engine.vllm_sleep: {engine.info['sleep']}")
             kept = keep(self.prepared.sets, engine.tokenizer, recipe, note)
             ledger = leaving.enter_context(self._ledger(engine, first_step, begun=own or parent))
             launch.records_by(ledger)

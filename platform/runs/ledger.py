@@ -95,7 +95,7 @@ def _timed(record: Callable[Concatenate[Any, _P], None]) -> Callable[Concatenate
     """Note how long the loop waited."""
 
     @functools.wraps(record)
-    def timed(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def timed(self: RunLedger, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         began = time.perf_counter()
         record(self, *args, **kwargs)
         self._blocked = max(self._blocked, time.perf_counter() - began)
