@@ -41,6 +41,10 @@ def serve(
         list[str] | None, typer.Option(help="File of verifiers that POST /verify may run.", show_default=False)
     ] = None,
     slots: Annotated[int, typer.Option(min=0, help="Runs at once; 0: none is launched.")] = 1,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=0, help="GPUs that runs may take together, by their recipes.", show_default=False),
+    ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -74,8 +78,8 @@ def serve(
     run(
         Settings(
             home=terminal.home(), database=database, host=host, port=port, host_names=tuple(host_name or ()),
-            recipes=tuple(recipes or ()), verifiers=tuple(verifier_file or ()), slots=slots, ray=ray, lease_seconds=lease_seconds,
-            open_to_all=insecure_no_auth, rate=key_rate, durable=durable,
+            recipes=tuple(recipes or ()), verifiers=tuple(verifier_file or ()), slots=slots, gpus=gpus, ray=ray,
+            lease_seconds=lease_seconds, open_to_all=insecure_no_auth, rate=key_rate, durable=durable,
         ),
         terminal.note,
         terminal.print_json if as_json else lambda _: None,

@@ -93,6 +93,7 @@ def verifier_stats(run: RunId, service: Here, who: CanRead) -> Response:
 async def add_metrics(run: RunId, asked: shapes.MetricBatch, request: Request, service: Here) -> Response:
     """All or nothing, and harmless when sent again: a point that is there is left alone. At most 10,000 points."""
     points = columns(asked)
+    request.scope["state"]["rows"] = len(points)
 
     def admitted() -> tuple[Principal, RunInfo]:
         who = principal_of(request)
@@ -175,6 +176,7 @@ async def add_facts(run: RunId, asked: shapes.Facts, request: Request, service: 
         return who, run_named(service, run)
 
     who, found = await asyncio.to_thread(admitted)
+    request.scope["state"]["rows"] = len(asked.ops)
     for place, op in enumerate(asked.ops):
         if not _is_fact(op):
             raise Problem(

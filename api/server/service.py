@@ -15,6 +15,7 @@ from jurat.api.server import keys
 from jurat.api.server.access import LOCAL, Keys, Principal, blotted
 from jurat.api.server.guard import Failures, Rates
 from jurat.api.server.problems import Problem
+from jurat.api.server.prometheus import Requests
 from jurat.platform import access
 from jurat.platform.db.writer import Writer
 from jurat.platform.errors import ConfigError
@@ -45,6 +46,8 @@ class Settings:
     """Files of the operator's verifiers, for ``POST /verify``."""
     slots: int = 1
     """Runs that the launcher keeps going at once; 0: it launches none."""
+    gpus: int | None = None
+    """GPUs that they may take together, by their recipes; None: as many as they like."""
     ray: str | None = None
     """Address of a Ray cluster's head, on which runs are launched; None: processes of this machine."""
     lease_seconds: float = 45.0
@@ -95,6 +98,7 @@ class Service:
     keys: Keys
     writer: Writer
     rates: Rates
+    requests: Requests = field(default_factory=Requests)
     failures: Failures = field(default_factory=Failures)
     reader: Reader | None = None
     launcher: Launcher | None = None

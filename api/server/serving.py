@@ -38,7 +38,7 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
             limits = Limits(lease=settings.lease_seconds)
             executor = RayJobs(settings.ray) if settings.ray else LocalExecutor()
             service.launcher = Launcher(
-                service.store, executor, slots=settings.slots, limits=limits, service=settings.url
+                service.store, executor, slots=settings.slots, gpus=settings.gpus, limits=limits, service=settings.url
             )
             service.launcher.start()
         database = service.store.engine.url.render_as_string(hide_password=True)
