@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from sqlalchemy.dialects import postgresql, sqlite
 
 from jurat.api.server import filters
-from jurat.api.server.filters import And, Fields, Key, Not, Operand, Or, Term, compile_filter, parse
+from jurat.api.server.filters import And, Fields, Not, Operand, Or, Term, compile_filter, parse
 from jurat.api.server.problems import Problem
+from jurat.platform.db.keyset import Key, after, ordering
 
 ROW = sa.table(
     "row",
@@ -197,8 +198,8 @@ def test_pages_by_keys_are_the_whole_in_order(rows: list, down_name: bool, down_
     keys = [Key(ROW.c.name, down_name), Key(ROW.c.n, down_n), Key(ROW.c.pk, False)]
 
     def page(mark: list | None, limit: int) -> list:
-        query = sa.select(ROW.c.name, ROW.c.n, ROW.c.pk).order_by(*filters.ordering(keys)).limit(limit)
-        query = query if mark is None else query.where(filters.after(keys, mark))
+        query = sa.select(ROW.c.name, ROW.c.n, ROW.c.pk).order_by(*ordering(keys)).limit(limit)
+        query = query if mark is None else query.where(after(keys, mark))
         compiled = query.compile(
             dialect=sqlite.dialect(paramstyle="qmark"), compile_kwargs={"render_postcompile": True}
         )
