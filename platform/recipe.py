@@ -674,8 +674,9 @@ class Tracking(Part):
 
     database: str | None = None
     """SQLAlchemy URL; None: SQLite under the home folder."""
-    texts: bool = True
-    """Store prompts and completions as text beside the tokens."""
+    texts: bool | Literal["extremes"] | Annotated[float, Field(gt=0, lt=1)] = True
+    """Store prompts and completions as text beside the tokens: of all rollouts, of none, of the best and the worst of each
+    group, or of this share of them. Tokens, verdicts and rewards are always kept."""
 
 
 class Stage(Part):
