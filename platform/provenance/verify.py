@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jurat.platform.provenance import folders
+from jurat.platform.provenance import folders, seal
 from jurat.platform.provenance.lineage import damaged
 from jurat.platform.runs import events
 from jurat.platform.runs.records import RunInfo
@@ -28,12 +28,14 @@ class Report:
 
 
 def verify(store: Store, run: RunInfo) -> Report:
-    """Walk the chain of events; hash every part and every checkpoint that is there, superseded ones too."""
+    """Walk the chain of events; hold the rows of a finished run to its seal; hash every part and every checkpoint that is
+    there, superseded ones too."""
     told = store.events(run)
     faults = [broken] if (broken := events.broken(told)) else []
     moves = [event for event in told if event.kind == "state"]
     if moves and moves[-1].payload.get("to") != run.state:
         faults.append(f"the run is {run.state}, its last event says {moves[-1].payload.get('to')}: an event is missing")
+    faults += store.read(lambda connection: seal.broken(connection, run))
     faults += verify_parts(store, run)
     saved = store.checkpoints(run, all_rows=True)
     there = [each for each in saved if Path(each.ref.path).is_dir()]
