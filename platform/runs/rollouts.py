@@ -206,9 +206,9 @@ def _keeps_text(texts: Texts, group: Group, scored: Scored) -> bool:
     if isinstance(texts, bool):
         return texts
     if texts == "extremes":
-        judged = [each for each in group.scored if each.judgement.reward.value is not None]
-        ends = (min, max) if judged else ()
-        return any(scored is end(judged, key=lambda each: each.judgement.reward.value) for end in ends)
+        values = [value for each in group.scored if (value := each.judgement.reward.value) is not None]
+        ends = (min(values), max(values)) if values else ()
+        return any(scored is next(e for e in group.scored if e.judgement.reward.value == end) for end in ends)
     drawn = hashlib.sha256(scored.rollout.id.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(drawn[:8], "big") < texts * 2**64
 
