@@ -701,8 +701,9 @@ class Tracking(Part):
 
     database: str | None = None
     """SQLAlchemy URL; None: SQLite under the home folder."""
-    texts: bool = True
-    """Store prompts and completions as text beside the tokens."""
+    texts: bool | Literal["extremes"] | Annotated[float, Field(gt=0, lt=1)] = True
+    """Store prompts and completions as text beside the tokens: of all rollouts, of none, of the best and the worst of each
+    group, or of this share of them. Tokens, verdicts and rewards are always kept."""
     log_to: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
     """Where metrics go as well."""
     canary_every: int = Field(default=50, ge=0)

@@ -121,6 +121,13 @@ def test_every_rollout_is_recorded_with_its_verifier(tmp_path):
     assert {v.verifier.name for v in verdicts} == {"math"}
     assert all(v.verifier.digest.startswith("sha256:") for v in verdicts)
     assert store.run(outcome.run).state == "finished"
+    groups: dict = {}
+    for r in page.records:
+        groups.setdefault((r.step, r.position), []).append((r.scored.judgement.reward.value, r.advantage))
+    for group in groups.values():
+        rewards, advantages = np.array(group, dtype=float).T
+        np.testing.assert_allclose(advantages.sum(), 0, atol=1e-5)
+        assert np.array_equal(advantages > 0, rewards > rewards.mean() + 1e-9)
 
 
 def test_a_non_finite_gradient_is_skipped_counted_and_ends_the_run(tmp_path):
