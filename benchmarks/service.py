@@ -847,7 +847,14 @@ def cost(bench: Bench) -> None:
     from jurat.platform.runs.ledger import RunLedger
     from jurat.trainers import launch
 
-    calls = ("record_batch", "record_advantages", "record_step", "record_checkpoint", "record_evaluation", "record_event")
+    calls = (
+        "record_batch",
+        "record_advantages",
+        "record_step",
+        "record_checkpoint",
+        "record_evaluation",
+        "record_event",
+    )
     whole = {name: getattr(RunLedger, name) for name in (*calls, "flush")}
     recipe = validate({**COST, "steps": bench.args.steps}, where="benchmarks/service.py")
     for side in bench.ours():

@@ -42,7 +42,10 @@ def verify(store: Store, run: RunInfo) -> Report:
     by_path = {each.ref.path: each for each in there}  # a step that was taken again replaced the folder of the first
     faults += [fault for each in by_path.values() for fault in _checkpoint(Path(each.ref.path), each.ref.digest)]
     return Report(
-        events=len(told), parts=len(store.parts(run, kind=None, canonical=False)), checkpoints=len(by_path), faults=tuple(faults)
+        events=len(told),
+        parts=len(store.parts(run, kind=None, canonical=False)),
+        checkpoints=len(by_path),
+        faults=tuple(faults),
     )
 
 
