@@ -21,7 +21,7 @@ from jurat.platform.db.upgrade import is_empty, refuse_other, upgrade
 from jurat.platform.errors import ConfigError, RunFailed, nearest
 from jurat.platform.provenance.records import Ingredients
 from jurat.platform.recipe import Recipe
-from jurat.platform.runs import events, leases, metrics
+from jurat.platform.runs import events, ingest, leases, metrics
 from jurat.platform.runs import repository as sql
 from jurat.platform.runs.lock import Holder, holder
 from jurat.platform.runs.records import (
@@ -322,7 +322,7 @@ class Store:
             {"segment": segment.no, "step": step, "at": at, "name": k, "value": float(v)} for k, v in values.items()
         ]
         with self._writing() as connection:
-            metrics.insert(connection, run.pk, rows)
+            ingest.insert(connection, run.pk, rows)
 
     def add_checkpoint(self, run: RunInfo, segment: Segment, ref: CheckpointRef) -> None:
         with self._writing() as connection:
