@@ -27,7 +27,7 @@ from jurat.platform.db import tables as t
 from jurat.platform.db.writer import Writer
 from jurat.platform.provenance import points
 from jurat.platform.recipe import Recipe
-from jurat.platform.runs import ingest, metrics, search
+from jurat.platform.runs import ingest, metrics, rollups, search
 from jurat.platform.runs.records import RunInfo, Segment
 from jurat.platform.runs.store import Store
 
@@ -123,7 +123,7 @@ class Bench:
             say(measure="batch new", points=steps,
                 **timed(lambda: writer.call(lambda c: ingest.insert_points(c, run.pk, fresh.pop())), 10))  # fmt: skip
         look = lambda f: lambda: self.store.read(lambda c: f(c, run.pk, "loss"))
-        say(measure="down-sample to 320", points=steps, **timed(look(lambda c, r, n: metrics.downsampled(c, r, n, buckets=320)), 5))
+        say(measure="down-sample to 320", points=steps, **timed(look(lambda c, r, n: rollups.downsampled(c, r, n, buckets=320)), 5))
         say(measure="page of 25000", points=steps, **timed(look(lambda c, r, n: metrics.history(c, r, n, limit=25_000)), 5))
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "x.parquet"

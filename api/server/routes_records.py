@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -19,7 +21,7 @@ from jurat.api.server.shapes import number, tell
 from jurat.platform.db import tables as t
 from jurat.platform.db.writer import Busy
 from jurat.platform.errors import DataError, FencedOut
-from jurat.platform.runs import events, ingest, leases, ledger, metrics
+from jurat.platform.runs import events, ingest, leases, ledger, metrics, rollups
 from jurat.platform.runs.records import Point, RunInfo
 from jurat.platform.runs.repository import evaluation_to_json
 
@@ -271,9 +273,15 @@ def history(
 ) -> Response:
     found = run_named(service, run)
     if max_points is not None:
-        buckets = service.store.read(
-            lambda c: metrics.downsampled(c, found.pk, name, first=first, last=last, buckets=max_points)
+        buckets, slow = service.store.read(
+            lambda c: (
+                rollups.downsampled(c, found.pk, name, first=first, last=last, buckets=max_points),
+                rollups.behind(c, found.pk, name),
+            )
         )
+        with suppress(Busy):  # another reader will ask again
+            for series in slow:
+                service.writer.submit(partial(rollups.fill, series=series))
         return tell({"name": name, "buckets": [
             {"stage": b.stage, "first_step": b.first_step, "last_step": b.last_step, "count": b.count,
             "mean": number(b.mean),

@@ -133,7 +133,12 @@ def of(request: Request) -> Service:
     return cast(Service, request.app.state.service)
 
 
-Here = Annotated[Service, Depends(of)]
+async def _here(request: Request) -> Service:
+    """A coroutine: a plain function would be called in a thread."""
+    return of(request)
+
+
+Here = Annotated[Service, Depends(_here)]
 
 
 # ---- who calls ---------------------------------------------------------------------------------------------------

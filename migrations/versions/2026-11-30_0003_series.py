@@ -47,7 +47,9 @@ def upgrade() -> None:
         *_wholes("run_pk", "key_pk", "segment"),
         *_wholes("points", "digest"),
         sa.Column("rolled", WHOLE, server_default=sa.text("0"), nullable=False),
-        sa.ForeignKeyConstraint(["run_pk", "segment"], ["segment.run_pk", "segment.no"], name="fk_metric_series_run_pk"),
+        sa.ForeignKeyConstraint(
+            ["run_pk", "segment"], ["segment.run_pk", "segment.no"], name="fk_metric_series_run_pk"
+        ),
         sa.PrimaryKeyConstraint("run_pk", "key_pk", "segment", name="pk_metric_series"),
         sqlite_strict=True,
         sqlite_with_rowid=False,
@@ -56,7 +58,9 @@ def upgrade() -> None:
         "metric_rollup",
         *_wholes("run_pk", "key_pk", "segment", "level", "bucket", "first_step", "last_step", "count"),
         *(sa.Column(name, REAL, nullable=True) for name in ("total", "least", "most", "last")),
-        sa.ForeignKeyConstraint(["run_pk", "segment"], ["segment.run_pk", "segment.no"], name="fk_metric_rollup_run_pk"),
+        sa.ForeignKeyConstraint(
+            ["run_pk", "segment"], ["segment.run_pk", "segment.no"], name="fk_metric_rollup_run_pk"
+        ),
         sa.PrimaryKeyConstraint("run_pk", "key_pk", "segment", "level", "bucket", name="pk_metric_rollup"),
         sqlite_strict=True,
         sqlite_with_rowid=False,

@@ -17,7 +17,10 @@ class Reals(bytes):
     """A packed ``double precision[]``."""
 
 
-_ELEMENTS = {"i": (20, np.dtype([("size", ">i4"), ("value", ">i8")])), "f": (701, np.dtype([("size", ">i4"), ("value", ">f8")]))}
+_ELEMENTS = {
+    "i": (20, np.dtype([("size", ">i4"), ("value", ">i8")])),
+    "f": (701, np.dtype([("size", ">i4"), ("value", ">f8")])),
+}
 """Kind of dtype -> (type id of an element, an element on the wire)."""
 
 

@@ -81,7 +81,14 @@ def place(connection: sa.Connection, run_id: str) -> Place | None:
     r, s = t.run.c, t.segment.c
     newest = sa.select(sa.func.max(s.no)).where(s.run_pk == r.pk).scalar_subquery()
     asked = sa.select(
-        r.pk, r.id, r.state, r.deleted_at, r.lease_owner, r.lease_epoch, clock(connection).label("at"), newest.label("newest")
+        r.pk,
+        r.id,
+        r.state,
+        r.deleted_at,
+        r.lease_owner,
+        r.lease_epoch,
+        clock(connection).label("at"),
+        newest.label("newest"),
     ).where(r.id == run_id)
     found = connection.execute(asked.with_for_update(read=True, of=t.run)).first()
     return None if found is None else Place(*found)
@@ -155,9 +162,7 @@ def _refuse_names(connection: sa.Connection, run_pk: int, keys: frozenset[int], 
     waiting = (made.key[made.run == run_pk].tolist() for made in gathered(connection))
     all_of_them = keys.union(connection.execute(query).scalars(), *waiting)
     if len(all_of_them) > limit:
-        raise DataError(
-            f"a run may have {limit} metrics", where="names", fix="fold numbers of one kind into one name"
-        )
+        raise DataError(f"a run may have {limit} metrics", where="names", fix="fold numbers of one kind into one name")
 
     def remember() -> None:
         seen[run_pk] = all_of_them
@@ -339,7 +344,9 @@ def _insert_postgres(connection: sa.Connection, points: Columns) -> Columns:
 
 
 def _fold_postgres(connection: sa.Connection, folded: _Folded) -> None:
-    connection.exec_driver_sql(_POSTGRES_FOLD, tuple(packed(column) for column in itertools.chain.from_iterable(folded)))
+    connection.exec_driver_sql(
+        _POSTGRES_FOLD, tuple(packed(column) for column in itertools.chain.from_iterable(folded))
+    )
 
 
 def insert(connection: sa.Connection, run_pk: int, rows: Collection[Mapping[str, Any]]) -> None:

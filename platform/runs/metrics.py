@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -23,19 +23,6 @@ _p, _l, _k = t.metric_point.c, t.metric_latest.c, t.metric_key.c
 
 _IN = 500
 """Values of one IN: stays under SQLite's limit of bound parameters."""
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """A stretch of steps of one metric, as one row. Numbers are of the values that are numbers."""
-
-    stage: str
-    first_step: int
-    last_step: int
-    count: int
-    mean: float
-    least: float
-    most: float
-    last: float
 
 
 class Latest(NamedTuple):
@@ -184,7 +171,7 @@ def history(
     out: list[Point] = []
     if key is None:
         return out
-    for span, low, high in _stretches(connection, run_pk, first, last, after):
+    for span, low, high in stretches(connection, run_pk, first, last, after):
         query = sa.select(_p.step, _p.at, _p.value).where(
             _p.run_pk == run_pk, _p.key_pk == key, _p.segment == span.segment, _p.step >= low
         )
@@ -201,7 +188,7 @@ def history(
     return out
 
 
-def _stretches(
+def stretches(
     connection: sa.Connection, run_pk: int, first: int | None, last: int | None, after: tuple[int, int] | None
 ) -> list[tuple[Span, int, int | None]]:
     """(span, lowest step, highest step) of what is asked for."""
@@ -216,62 +203,6 @@ def _stretches(
         high = min(ends, default=None)
         if high is None or low <= high:
             out.append((span, low, high))
-    return out
-
-
-def downsampled(
-    connection: sa.Connection,
-    run_pk: int,
-    name: str,
-    *,
-    first: int | None = None,
-    last: int | None = None,
-    buckets: int = 500,
-) -> list[Bucket]:
-    """One metric in at most about ``buckets`` rows of equal width in steps, in the order of training; no point is left out.
-
-    The least, most and mean of a bucket are of every point in it, so that a spike is seen however wide the buckets are.
-    """
-    key = numbers(connection, [name]).get(name)
-    if key is None:
-        return []
-    of_key = (_p.run_pk == run_pk, _p.key_pk == key)
-    stretches: list[tuple[Span, int, int]] = []
-    for span, low, high in _stretches(connection, run_pk, first, last, None):
-        within = [*of_key, _p.segment == span.segment, _p.step >= low]
-        if high is not None:
-            within.append(_p.step <= high)
-        ends = connection.execute(sa.select(sa.func.min(_p.step), sa.func.max(_p.step)).where(*within)).one()
-        if ends[0] is not None:
-            stretches.append((span, int(ends[0]), int(ends[1])))
-    steps = sum(high - low + 1 for _, low, high in stretches)
-    width = max(1, -(-steps // max(1, buckets)))
-    out = []
-    for span, low, high in stretches:
-        place = (_p.step - low) // width
-        inside = (*of_key, _p.segment == span.segment)
-        query = (
-            sa.select(
-                sa.func.min(_p.step), sa.func.max(_p.step), sa.func.count(_p.value), sa.func.avg(_p.value),
-                sa.func.min(_p.value), sa.func.max(_p.value),
-            )
-            .where(*inside, _p.step >= low, _p.step <= high)
-            .group_by(place)
-            .order_by(sa.func.min(_p.step))
-        )  # fmt: skip
-        rows = connection.execute(query).all()
-        closing = [row[1] for row in rows]
-        last_of: dict[int, float | None] = {}
-        for begin in range(0, len(closing), _IN):
-            at = sa.select(_p.step, _p.value).where(*inside, _p.step.in_(closing[begin : begin + _IN]))
-            last_of |= {step: value for step, value in connection.execute(at)}
-        for begin, end, count, mean, least, most in rows:
-            out.append(
-                Bucket(
-                    stage=span.stage, first_step=begin, last_step=end, count=count, mean=_read(mean), least=_read(least),
-                    most=_read(most), last=_read(last_of[end]),
-                )
-            )  # fmt: skip
     return out
 
 
