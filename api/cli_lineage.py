@@ -56,6 +56,7 @@ def of_runs(group: typer.Typer) -> None:
     group.command("verify")(verify)
     group.command("export")(export)
     group.command("import")(import_bundle)
+    group.command("fork")(fork)
 
 
 @contextmanager
@@ -398,11 +399,44 @@ def _reloaded(run: RunInfo) -> list[str]:
     return out
 
 
+def fork(
+    run: Run,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", help="Digest, or its beginning; the newest if not given.", show_default=False)
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the run's recipe.", show_default=False),
+    ] = None,
+    run_id: Annotated[str | None, typer.Option("--run-id", help="Of the new run.", show_default=False)] = None,
+    queue: Annotated[bool, typer.Option("--queue", help="Let jurat serve launch it.")] = False,
+    database: terminal.Database = None,
+    as_json: terminal.AsJson = False,
+) -> None:
+    """A new run that begins with the weights of a run's checkpoint, by its recipe from the checkpoint's stage on."""
+    from jurat.api import forking
+    from jurat.platform.config import assigned
+
+    with terminal.store(database) as store:
+        made = forking.fork(
+            store, store.run(run), checkpoint=checkpoint, config=assigned(assignments or ()), run_id=run_id,
+            state="queued" if queue else "created",
+        )  # fmt: skip
+    if as_json:
+        terminal.print_json({"run": made.id, "parent": made.parent_run, "from_checkpoint": made.from_checkpoint,
+                             "state": made.state})  # fmt: skip
+        return
+    typer.echo(f"run {made.id} begins with checkpoint {made.from_checkpoint} of {made.parent_run}")
+    if not queue:
+        terminal.note(f"jurat train --resume {made.id}   trains it")
+
+
 # ---- runs verify, export, import ---------------------------------------------------------------------------------
 
 
 def verify(run: Run, database: terminal.Database = None, as_json: terminal.AsJson = False) -> None:
-    """Hold a run's record against its digests: the chain of events, every part, every checkpoint that is there.
+    """Hold a run's record against its digests: the chain of events, every metric point, every part, every checkpoint that
+    is there.
 
     Exits with 1 and names what differs.
     """
@@ -411,12 +445,12 @@ def verify(run: Run, database: terminal.Database = None, as_json: terminal.AsJso
     with _run(run, database) as (store, found):
         report = check(store, found)
     if as_json:
-        terminal.print_json({"run": found.id, "events": report.events, "parts": report.parts,
-                             "checkpoints": report.checkpoints, "faults": report.faults})  # fmt: skip
+        terminal.print_json({"run": found.id, "events": report.events, "points": report.points,
+                             "parts": report.parts, "checkpoints": report.checkpoints, "faults": report.faults})  # fmt: skip
     else:
         for fault in report.faults:
             typer.echo(terminal.clean(fault))
-        told = f"{report.events} events, {report.parts} parts, {report.checkpoints} checkpoints"
+        told = f"{report.events} events, {report.points} points, {report.parts} parts, {report.checkpoints} checkpoints"
         typer.echo(f"{told}: {'as recorded' if report.whole else f'{len(report.faults)} faults'}")
     if not report.whole:
         raise typer.Exit(1)

@@ -1,4 +1,5 @@
-"""``jurat serve`` and ``jurat auth``: the service, and the keys to it."""
+"""``jurat serve`` and ``jurat auth``: the service and the keys to it; ``jurat gc`` and ``jurat scrub``: what its store need not,
+and must not, keep."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command(rich_help_panel="Serve")(serve)
     app.add_typer(auth_app, rich_help_panel="Serve")
+    app.command(rich_help_panel="Set up")(gc)
+    app.command(rich_help_panel="Set up")(scrub)
 
 
 def serve(
@@ -38,6 +41,14 @@ def serve(
         list[str] | None, typer.Option(help="File of verifiers that POST /verify may run.", show_default=False)
     ] = None,
     slots: Annotated[int, typer.Option(min=0, help="Runs at once; 0: none is launched.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            show_default=False,
+            help="Launch runs as Ray Jobs on the cluster whose head has this address, as in http://head:8265.",
+        ),
+    ] = None,
     lease_seconds: Annotated[
         float, typer.Option(min=1.0, help="How long a run without a heartbeat counts as alive.")
     ] = 45.0,
@@ -60,7 +71,7 @@ def serve(
     run(
         Settings(
             home=terminal.home(), database=database, host=host, port=port, host_names=tuple(host_name or ()),
-            recipes=tuple(recipes or ()), verifiers=tuple(verifier_file or ()), slots=slots, lease_seconds=lease_seconds,
+            recipes=tuple(recipes or ()), verifiers=tuple(verifier_file or ()), slots=slots, ray=ray, lease_seconds=lease_seconds,
             open_to_all=insecure_no_auth, durable=durable,
         ),
         terminal.note,
@@ -171,3 +182,63 @@ def keys(
         ["key id", "name", "scopes", "state"],
         [(key.key_id, key.name, " ".join(key.scopes), "revoked" if key.revoked_at else "good") for key in found],
     )
+
+
+# ---- what is kept ------------------------------------------------------------------------------------------------
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    days: Annotated[float, typer.Option(min=0, help="How long a deleted run keeps its files.")] = 30.0,
+    database: terminal.Database = None,
+    as_json: terminal.AsJson = False,
+) -> None:
+    """Remove what no record names and what deleted runs left: drafts, parts without a row, unused blobs, files, metrics.
+
+    What the lineage of anything needs stays: rows, digests, edges, and checkpoints that another run began from.
+    """
+    from jurat.platform.errors import RunFailed
+    from jurat.platform.runs.gc import collect
+
+    with terminal.store(database) as store:
+        try:
+            found = collect(store, dry_run=dry_run, kept_days=days)
+        except OSError as error:
+            raise RunFailed(f"a file cannot be removed: {error.strerror}", where=str(error.filename or "")) from None
+    total = sum(each.bytes for each in found)
+    if as_json:
+        things = [{"kind": each.kind, "name": each.name, "bytes": each.bytes} for each in found]
+        terminal.print_json({"removed": things, "bytes": total, "dry_run": dry_run})
+        return
+    terminal.print_table(
+        ["kind", "name", "bytes"], [(each.kind, each.name, f"{each.bytes:,}") for each in found], right=(2,)
+    )
+    terminal.note(f"{len(found)} things, {total:,} bytes {'would go' if dry_run else 'are gone'}")
+
+
+def scrub(
+    run: Annotated[str, typer.Argument(help="The run's name, or the beginning of it.")],
+    database: terminal.Database = None,
+    as_json: terminal.AsJson = False,
+) -> None:
+    """Blot out what looks like a secret in a run's record: recipe, tags, command line, patch. Exits with 1 if an event holds one,
+    as events cannot be changed."""
+    from jurat.platform.provenance.bundle import write_record
+    from jurat.platform.provenance.scrub import scrub as blot
+
+    with terminal.store(database) as store:
+        found = store.run(run)
+        done = store.write(lambda connection: blot(connection, found))
+        if done.changed and (found.folder / "record.json").is_file():
+            write_record(store, store.run(found.id))
+    if as_json:
+        terminal.print_json({"run": found.id, "changed": done.changed, "left": done.left})
+    else:
+        for what in done.changed:
+            typer.echo(f"blotted  {terminal.clean(what)}")
+        for what in done.left:
+            typer.echo(f"stays    {terminal.clean(what)}: it cannot be changed")
+        if not done.changed and not done.left:
+            typer.echo("nothing looks like a secret")
+    if done.left:
+        raise typer.Exit(1)

@@ -17,6 +17,7 @@ from jurat.engine import compute, threads
 from jurat.engine.batching import BatchedSampler
 from jurat.engine.decoding import Decoder, Decoding, PullingDecoder
 from jurat.engine.learner import LocalLearner, LocalScorer, Network
+from jurat.engine.logprobs import liger_version
 from jurat.engine.lora import AdaptedNetwork, Layout, LoRALearner, layout
 from jurat.engine.meter import meter
 from jurat.engine.tokenizer import HFTokenizer
@@ -118,6 +119,7 @@ def build(
         "lora": lora.model_dump() if lora else None,
         "dtype": engine.dtype,
         **by,
+        **({"head": network.chunked or f"liger {liger_version()}"} if hasattr(network, "chunked") else {}),
         "device": engine.device,
         "threads": {"sampler": count, "learner": count},
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -360,8 +362,9 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layo
 
         make = partial(SimpleLoRA, layout=adapters)
     network = make(
-        learning, dtype=dtype, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing
-    )
+        learning, dtype=dtype, temperature=sampling.temperature, checkpointing=engine.activation_checkpointing,
+        fused=engine.kernels == "auto",
+    )  # fmt: skip
     if engine.compile:
         compile_layers(learning)
 
@@ -375,8 +378,9 @@ def _simple(folder: Path, engine: Engine, sampling: SamplingPart, adapters: Layo
         if adapters:
             return BareScorer(network)
         frozen = SimpleNetwork(
-            _load(folder, torch.float32, engine.device), dtype=dtype, temperature=sampling.temperature
-        )
+            _load(folder, torch.float32, engine.device), dtype=dtype, temperature=sampling.temperature,
+            fused=network.fused,
+        )  # fmt: skip
         with torch.no_grad():
             frozen.master.copy_(network.master)
         return LocalScorer(frozen)

@@ -95,9 +95,8 @@ def override(value: dict[str, Any], assignments: Assignments) -> dict[str, Any]:
 
     A mapping of dotted keys to values does the same from Python. Raises ConfigError for a malformed assignment.
     """
-    pairs = list(assignments.items()) if isinstance(assignments, Mapping) else [_assignment(a) for a in assignments]
     out: dict[str, Any] = json.loads(json.dumps(value))
-    for key, new in pairs:
+    for key, new in assigned(assignments).items():
         here: Any = out
         *path, last = key.split(".")
         for part in path:
@@ -114,6 +113,11 @@ def override(value: dict[str, Any], assignments: Assignments) -> dict[str, Any]:
                 )  # fmt: skip
         here[_place_in(here, last, key)] = new
     return out
+
+
+def assigned(assignments: Assignments) -> dict[str, Any]:
+    """{dotted key: value}; the last of a key counts. Raises ConfigError."""
+    return dict(assignments if isinstance(assignments, Mapping) else map(_assignment, assignments))
 
 
 def _place_in(here: Any, part: str, key: str) -> str | int:

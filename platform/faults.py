@@ -14,6 +14,7 @@ import signal
 
 POINTS = (
     "rollouts.mid_write",
+    "spool.before_forget",
     "ledger.mid_commit",
     "sampler.mid_decode",
     "actor.mid_start",
@@ -34,6 +35,7 @@ POINTS = (
     "checkpoint.before_rename",
     "checkpoint.after_rename",
     "launcher.claimed",
+    "launcher.spawned",
     "launcher.started",
     "launcher.before_end",
     "service.before_commit",

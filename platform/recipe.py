@@ -577,7 +577,8 @@ class Engine(Part):
     vllm_url: str | None = Field(default=None, pattern=r"^https?://[^/@\s]+(/[^@\s]*)?$")
     """A running server (``python -m jurat.engine.vllm.serve MODEL``) instead: http://host:port. Its cache is its own."""
     kernels: Literal["auto", "torch"] = "auto"
-    """Small operations of a decode step on a CPU: auto: compiled from C at first use where that is possible."""
+    """auto: small operations of a decode step on a CPU are compiled from C at first use where that is possible, and on a GPU
+    liger-kernel (the extra liger) makes the log-probs of a learner on the transformers model; torch: neither."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Working copy; masters and gradients are float32 always."""
     device: str = "cpu"

@@ -14,8 +14,8 @@ from jurat.engine import local, models
 from jurat.engine.ray import needs_ray
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, FencedOut, JuratError, RewardDrift, RunFailed
-from jurat.platform.ports import Reporter
-from jurat.platform.provenance import bundle, drift, versions
+from jurat.platform.ports import Ledger, Reporter
+from jurat.platform.provenance import bundle, drift, lineage, versions
 from jurat.platform.recipe import Data, Prompt, Recipe, SamplingPart, Source
 from jurat.platform.runs.heart import Heart
 from jurat.platform.runs.lock import exclusive
@@ -130,7 +130,7 @@ def train(
         )  # fmt: skip
         heart = Heart(store, lease, heard=launch.heard, fenced=launch.taken, limits=limits)
         try:
-            with heart, _cluster(recipe, reporter.note) as launch.cluster:
+            with heart, _cluster(recipe, reporter.note, launch.happened) as launch.cluster:
                 outcome = asyncio.run(launch.stages(prepared))
         except BaseException as error:
             first = heart.fenced or _first(error)
@@ -195,14 +195,16 @@ def reward_change(store: Store, run: RunInfo, prepared: Sequence[Prepared], base
     return "\n".join(dict.fromkeys(said))
 
 
-def _cluster(recipe: Recipe, note: Callable[[str], None]) -> AbstractContextManager[RayHome | None]:
+def _cluster(
+    recipe: Recipe, note: Callable[[str], None], event: Callable[[str, Mapping[str, Any]], None]
+) -> AbstractContextManager[RayHome | None]:
     """The Ray cluster that a recipe names; None where it runs in this process, and Ray is not imported."""
     if recipe.engine.home == "local":
         return nullcontext()
     needs_ray()
     from jurat.engine.ray.home import open_home
 
-    return open_home(recipe.engine, note)
+    return open_home(recipe.engine, note, event)
 
 
 def _first(error: BaseException) -> BaseException:
@@ -228,6 +230,9 @@ class Launch:
     """While an evaluation runs."""
     wanted: Asked = field(default_factory=Asked)
     """What was asked of the run while it goes on."""
+    ledger: Ledger | None = None
+    """Of the stage that runs."""
+    _early: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     _loop: asyncio.AbstractEventLoop | None = None
     _task: asyncio.Task[Any] | None = None
     _stop: asyncio.Event | None = None
@@ -242,6 +247,20 @@ class Launch:
             self.reporter.note(f"asked to {beat.desired}: {self._stopping()}")
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stop.set)
+
+    def happened(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """An event of the run, from any thread; what comes before the stage has a ledger waits for it."""
+        if self.ledger is None:
+            self._early.append((kind, facts))
+        else:
+            self.ledger.record_event(kind, facts)
+
+    def records_by(self, ledger: Ledger | None) -> None:
+        self.ledger = ledger
+        if ledger is not None:
+            early, self._early = self._early, []
+            for kind, facts in early:
+                ledger.record_event(kind, facts)
 
     def taken(self, error: FencedOut) -> None:
         """From the heart's thread: another process has the run, so this one writes nothing more."""
@@ -261,7 +280,7 @@ class Launch:
             for place in range(started, len(prepared)):
                 if self._complete(prepared[place], found[place]):
                     continue  # ended, measured, and then stopped before the next stage had a checkpoint
-                parent = found[place - 1] if place else None
+                parent = found[place - 1] if place else self._forked()
                 before = prepared[place - 1] if place else None
                 stage = StageRun(launch=self, prepared=prepared[place], before=before, place=place, stop=stop)
                 reached = await stage.run(own=found[place], parent=parent)
@@ -272,6 +291,11 @@ class Launch:
                 if version < prepared[place].recipe.steps or stage.unmeasured:
                     return self._outcome("interrupted", version, metrics, found[place] or parent, evaluations)
         return self._outcome("finished", prepared[-1].recipe.steps, metrics, found[-1], evaluations)
+
+    def _forked(self) -> CheckpointRef | None:
+        """The checkpoint of another run whose weights this one begins with. Raises DataError where it is gone."""
+        digest = self.run.from_checkpoint
+        return None if digest is None else self.store.read(lambda c: lineage.whole_checkpoint(c, digest))
 
     def _stopping(self) -> str:
         return "stopping: this evaluation ends here" if self.measuring else "stopping at a checkpoint"

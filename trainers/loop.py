@@ -127,6 +127,9 @@ async def train(
             clock.lap("score")
             groups = controllers.normalised(batch.groups)
             samples = algorithm.samples(groups, scores)
+            if algorithm.has_advantages:
+                told = {sample.rollout_id: sample.advantages[sample.loss_mask] for sample in samples}
+                ledger.record_advantages(step, told)
             reports: list[UpdateReport] = []
             for part in updates(
                 samples, epochs=run.epochs, per_epoch=run.updates_per_step, rng=run.rng(step, "updates")

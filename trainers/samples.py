@@ -190,6 +190,11 @@ class Algorithm:
     """As ``needs``, of the mismatched baselines that KTO's reference point is made of; its column is ``values``. It is that
     of the whole batch, by the policy before the first of its updates."""
 
+    @property
+    def has_advantages(self) -> bool:
+        """Whether the loss weighs tokens by an advantage."""
+        return self.estimator is not None or self.critic is not None
+
     def learns(self, role: str, step: int) -> bool:
         """Whether ``role`` is updated in ``step``: the policy waits for its critic."""
         return role != "policy" or self.critic is None or step >= self.critic.warmup_steps

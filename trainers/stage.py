@@ -92,6 +92,8 @@ class StageRun:
                 note("threads: " + ", ".join(f"{role} {count}" for role, count in engine.info["threads"].items()))
             kept = keep(self.prepared.sets, engine.tokenizer, recipe, note)
             ledger = leaving.enter_context(self._ledger(engine, first_step, begun=own or parent))
+            launch.records_by(ledger)
+            leaving.callback(launch.records_by, None)
             learners, scorers = await self._models(engine, algorithm, own=own, parent=parent)
             await engine.link.publish(first_step)
             allocator, peaks = build_allocator(recipe), engine.memory()

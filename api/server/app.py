@@ -44,9 +44,11 @@ def create_app(service: Service) -> guard.Guard:
     """An ASGI application over a service that has been started."""
     from jurat.api.server import (
         routes_admin,
+        routes_bundles,
         routes_data,
         routes_lineage,
         routes_records,
+        routes_registry,
         routes_runs,
         routes_stream,
         routes_verifiers,
@@ -60,6 +62,8 @@ def create_app(service: Service) -> guard.Guard:
     app.router.route_class = StrictRoute
     for routes in (
         routes_lineage,
+        routes_bundles,
+        routes_registry,
         routes_runs,
         routes_records,
         routes_stream,

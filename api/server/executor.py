@@ -1,13 +1,15 @@
 """Processes that train, behind one port: started once, asked to stop, killed with all they started, never left a zombie.
 
 What was started is written down beside the run, so that a launcher that starts again finds it: boot, process id and start
-time together name one process; an id alone may be another's by now.
+time together name one process; an id alone may be another's by now. Before it starts a mark is written down that the process
+bears in its environment: one whose launcher died between its start and the note is found by it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -20,8 +22,11 @@ from typing import Protocol
 import psutil
 
 from jurat.platform.errors import RunFailed
+from jurat.platform.faults import point
 
 FILE = "launched.json"
+MARK = "JURAT_STARTED_AS"
+"""Variable of a process and of what it starts, equal to the mark in its note."""
 ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "VIRTUAL_ENV",
 "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONUNBUFFERED",
                "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "HF_HOME", "HF_HUB_OFFLINE")  # fmt: skip
@@ -36,7 +41,10 @@ class Work(Protocol):
     epoch: int
 
     def poll(self) -> int | None:
-        """The exit code, or None while it goes on. A signal is negative; -0x7fff: it ended, nobody knows how."""
+        """The exit code, or None while it goes on. A signal is negative; -0x7fff: it ended, nobody knows how.
+
+        Raises Silent where nobody can say whether it goes on.
+        """
 
     def stop(self) -> None:
         """Ask it to stop at a checkpoint."""
@@ -46,6 +54,9 @@ class Work(Protocol):
 
 
 class Executor(Protocol):
+    def ready(self) -> bool:
+        """Whether it takes work now; where not, no run is claimed."""
+
     def start(
         self, run: str, epoch: int, folder: Path, words: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> Work:
@@ -57,6 +68,10 @@ class Executor(Protocol):
 
 
 UNKNOWN = -0x7FFF
+
+
+class Silent(RunFailed):
+    """Whoever runs the work does not answer."""
 
 
 def boot_id() -> str:
@@ -118,11 +133,23 @@ def _descendants(pid: int) -> list[int]:
     return []
 
 
+def _marked(mark: str) -> tuple[int, float]:
+    """(id, start time) of the process that was started with a mark. Raises KeyError where there is none."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) == process.pid and process.environ().get(MARK) == mark:
+                return process.pid, process.create_time()
+    raise KeyError(mark)
+
+
 class LocalExecutor:
     """Processes of this machine, each in a session of its own: they outlive a launcher that dies."""
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", "jurat")) -> None:
         self._command = tuple(command)
+
+    def ready(self) -> bool:
+        return True
 
     def start(
         self, run: str, epoch: int, folder: Path, words: Sequence[str], environment: Mapping[str, str], log: Path
@@ -134,6 +161,8 @@ class LocalExecutor:
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
+            note: dict[str, object] = {"boot": boot_id(), "epoch": epoch, "mark": secrets.token_hex(8)}
+            write(folder / FILE, note)
             with open(log, "ab") as out:
                 child = subprocess.Popen(
                     [*self._command, *words],
@@ -141,8 +170,9 @@ class LocalExecutor:
                     stdout=out,
                     stderr=out,
                     start_new_session=True,
-                    env={**kept, **environment},
+                    env={**kept, **environment, MARK: str(note["mark"])},
                 )
+                point("launcher.spawned")
         except OSError as error:
             raise RunFailed(f"cannot start the run's process: {error.strerror}", where=str(log)) from None
         try:
@@ -151,7 +181,7 @@ class LocalExecutor:
             started = 0.0
         work = LocalWork(run, epoch, child.pid, started, child)
         try:
-            _write(folder / FILE, {"boot": boot_id(), "pid": child.pid, "started": started, "epoch": epoch})
+            write(folder / FILE, {**note, "pid": child.pid, "started": started})
         except OSError as error:
             work.kill()
             raise RunFailed(f"cannot note the run's process: {error.strerror}", where=str(folder)) from None
@@ -160,9 +190,10 @@ class LocalExecutor:
     def find(self, run: str, epoch: int, folder: Path) -> LocalWork | None:
         try:
             said = json.loads((folder / FILE).read_text("utf-8"))
-            found = LocalWork(run, int(said["epoch"]), int(said["pid"]), float(said["started"]))
+            noted = (int(said["pid"]), float(said["started"])) if "pid" in said else _marked(str(said["mark"]))
+            found = LocalWork(run, int(said["epoch"]), *noted)
         except (OSError, ValueError, KeyError, TypeError):
-            return None
+            return None  # nothing was to be started, or nothing was
         if said.get("boot") != boot_id():
             found.started = -1.0  # whatever has its id now is another
         if found.epoch < epoch:
@@ -170,7 +201,7 @@ class LocalExecutor:
         return found if found.epoch == epoch else None
 
 
-def _write(path: Path, value: Mapping[str, object]) -> None:
+def write(path: Path, value: Mapping[str, object]) -> None:
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     draft.write_text(json.dumps(value), "utf-8")
     os.replace(draft, path)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import secrets
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
@@ -33,6 +35,8 @@ HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]  # fmt: skip
+STREAMED = {("POST", "/api/v1/runs:import"): b"application/x-tar"}
+"""Bodies that their routes read, piece by piece and under caps of their own."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -69,7 +73,12 @@ class Guard:
 
         try:
             self._refuse(scope, headers)
-            if scope["method"] not in SAFE:
+            if (scope["method"], scope["path"]) in STREAMED:
+                if headers.get(b"content-type", b"").lower() != STREAMED[scope["method"], scope["path"]]:
+                    raise Problem("unsupported-media-type", "send application/x-tar")
+                if b"content-encoding" in headers:
+                    raise Problem("unsupported-media-type", "a bundle is sent as it is")
+            elif scope["method"] not in SAFE:
                 receive = await self._with_body(scope, headers, receive)
             await self._app(scope, receive, sending)
         except Problem as problem:
@@ -80,6 +89,9 @@ class Guard:
             )
             if not begun:
                 await answer(Problem("internal", FAULT), request_id, scope["path"], sending)
+        finally:
+            for left in scope["state"].get("leaving", ()):
+                left()
 
     def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > 32_768 or len(scope["headers"]) > 100:
@@ -180,6 +192,39 @@ class Failures:
 
     def passed(self, address: str) -> None:
         self._seen.pop(address, None)
+
+
+class Rates:
+    """Requests by key: a bucket that fills at a rate, and a count of those that go on. Safe to use from several threads."""
+
+    def __init__(
+        self, rate: float, at_once: int, *, keys: int = 10_000, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate, self._most, self._at_once, self._keys, self._clock = rate, 4 * rate, at_once, keys, clock
+        self._lock = threading.Lock()
+        self._seen: OrderedDict[str, list[float]] = OrderedDict()  # key -> [left in the bucket, when, going on, told]
+
+    def enter(self, key: str) -> tuple[Callable[[], None], Problem | None, bool]:
+        """(to be called at the request's end, the refusal if there is one, whether it is the first in a minute)."""
+        with self._lock:
+            now = self._clock()
+            mine = self._seen.setdefault(key, [self._most, now, 0.0, -math.inf])
+            self._seen.move_to_end(key)
+            if len(self._seen) > self._keys:
+                self._seen.popitem(last=False)
+            mine[0], mine[1] = min(self._most, mine[0] + (now - mine[1]) * self._rate), now
+            if mine[0] >= 1 and mine[2] < self._at_once:
+                mine[0] -= 1
+                mine[2] += 1
+                return lambda: self._leave(mine), None, False
+            what = "this key has sent too many requests" if mine[0] < 1 else "too many requests of this key go on"
+            wait = max(1, math.ceil((1 - mine[0]) / self._rate))
+            first, mine[3] = now - mine[3] > 60, max(mine[3], now if now - mine[3] > 60 else mine[3])
+            return lambda: None, Problem("too-many-requests", what, headers={"Retry-After": str(wait)}), first
+
+    def _leave(self, mine: list[float]) -> None:
+        with self._lock:
+            mine[2] -= 1
 
 
 def json_of(scope: Scope) -> Any:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from jurat.api.server.executor import UNKNOWN, Executor, Work
+from jurat.api.server.executor import UNKNOWN, Executor, Silent, Work
 from jurat.platform import access
 from jurat.platform.errors import FencedOut, JuratError
 from jurat.platform.faults import point
@@ -124,7 +124,7 @@ class Launcher:
             self._reaped = time.monotonic()
             for moved, before, now in self._store.write(lambda c: leases.reap(c, limits=self._limits)):
                 log.warning("run %s was %s for too long and is %s", moved, before, now)
-        while len(self._held) < self._slots and not self._closing:
+        while len(self._held) < self._slots and not self._closing and self._executor.ready():
             lease = self._store.write(lambda c: leases.claim(c, self._owner, limits=self._limits, slots=self._slots))
             if lease is None:
                 return
@@ -133,7 +133,8 @@ class Launcher:
             point("launcher.started")
 
     def _adopt(self) -> None:
-        """What another launcher of this home started and left. What has ended meanwhile is seen by the next look."""
+        """What another launcher of this home started and left. What has ended meanwhile is seen by the next look; what it
+        claimed and never started is queued again, which is no restart."""
         for run in self._store.read(lambda c: leases.held(c, self._store.runs_folder)):
             work = self._executor.find(run.id, run.lease_epoch, run.folder)
             if work is not None:
@@ -142,6 +143,8 @@ class Launcher:
                 )
                 self._held[run.id] = _Held(lease, work, 0.0)
                 log.info("run %s is taken up again", run.id)
+            elif run.state == "starting" and run.lease_owner == self._owner:
+                self._end(run, "queued", "its launcher died before it started a process", None)
 
     def _start(self, lease: Lease) -> None:
         run = self._store.run(lease.run)
@@ -171,7 +174,11 @@ class Launcher:
     # ---- one process ----
 
     def _tend(self, held: _Held) -> None:
-        code = held.work.poll()
+        try:
+            code = held.work.poll()
+        except Silent as error:  # nothing is known of it, so its lease is not ours to keep: its own heartbeat may
+            self._unheard(held, error)
+            return
         if code is not None:
             held.work.kill()  # what it started and left behind
             self._ended(held, code)
@@ -198,6 +205,13 @@ class Launcher:
                 held.work.stop()
             held.asked = beat.desired
 
+    def _unheard(self, held: _Held, error: Silent) -> None:
+        if time.monotonic() > self._quiet_until:
+            log.warning("run %s: %s", held.lease.run, error.what)
+            self._quiet_until = time.monotonic() + 60
+        run = self._store.run(held.lease.run)
+        held.forget = run.state not in LEASED or run.lease_epoch != held.lease.epoch
+
     def _over(self, held: _Held) -> bool:
         """Whether the run ended by its process' own word: then it has ``STOP_SECONDS`` to be gone."""
         run = self._store.run(held.lease.run)
@@ -221,11 +235,11 @@ class Launcher:
         epoch = run.lease_epoch if epoch is None else epoch
 
         def end(connection: sa.Connection) -> None:
-            if state == "lost":
+            if state in ("lost", "queued"):
                 leases.move(
                     connection,
                     run.pk,
-                    "lost" if run.state not in ("pausing", "cancelling") else _ASKED[run.state],
+                    state if run.state not in ("pausing", "cancelling") else _ASKED[run.state],
                     detail,
                     epoch=epoch,
                     actor=self._owner,

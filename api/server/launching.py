@@ -68,7 +68,7 @@ def resolve(asked: NewRun, folders: Sequence[Path], home: Path, database: str | 
         raise _invalid(
             "/config", "bad-config", what.replace(str(path), asked.recipe).replace(str(base), ".")[:2000]
         ) from None
-    _refuse_foreign(own, made, home)
+    refuse_foreign(own, made, home)
     return made.model_copy(update={"tracking": made.tracking.model_copy(update={"database": database})}), base
 
 
@@ -119,7 +119,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _refuse_foreign(own: Recipe, made: Recipe, home: Path) -> None:
+def refuse_foreign(own: Recipe, made: Recipe, home: Path) -> None:
     """Models, data and user files are the recipe's own, or plain names that are here already: nothing is fetched."""
     if made.verifiers != own.verifiers:
         raise _invalid("/config/verifiers", "operators", "verifiers are files of the operator's")

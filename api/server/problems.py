@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from jurat.platform.db.writer import Busy
 from jurat.platform.errors import ConfigError, DataError, FencedOut, JuratError, ModelError, RewardDrift, SchemaError
 
 MEDIA_TYPE = "application/problem+json"
@@ -47,6 +48,7 @@ KINDS: Mapping[str, Kind] = {
     "internal": Kind(500, "The service failed"),
     "unavailable": Kind(503, "The store does not answer"),
     "query-too-slow": Kind(503, "The query takes too long"),
+    "no-room": Kind(507, "The disk is full"),
 }
 """Every ``type`` there is, without its prefix ``/problems/``."""
 
@@ -125,4 +127,6 @@ def of_error(error: JuratError) -> Problem:
         return Problem("invalid", said)
     if isinstance(error, SchemaError):
         return Problem("unavailable", error.what)
+    if isinstance(error, Busy):
+        return Problem("too-many-requests", error.what, headers={"Retry-After": "1"})
     return Problem("unavailable", "the store does not answer", headers={"Retry-After": "5"})

@@ -26,11 +26,19 @@ Where = Annotated[
 ]
 
 
-def _parts(service: Here, run: RunInfo, step: int | None, first: int | None, last: int | None) -> list[Part]:
-    found = service.store.parts(run, step=step)
-    return [
-        part for part in found if (first is None or part.step_max >= first) and (last is None or part.step_min <= last)
-    ]
+def _parts(
+    service: Here, run: RunInfo, step: int | None, first: int | None = None, last: int | None = None
+) -> tuple[list[Part], list[Part]]:
+    """Of the rollouts, and of the advantages."""
+    rollouts, advantages = (
+        [
+            part
+            for part in service.store.parts(run, kind=kind, step=step)
+            if (first is None or part.step_max >= first) and (last is None or part.step_min <= last)
+        ]
+        for kind in ("rollout", "advantage")
+    )
+    return rollouts, advantages
 
 
 def _reader(service: Here) -> reader.Reader:
@@ -60,20 +68,25 @@ def list_rollouts(
     """In the order of training, or the worst first. Tokens and texts come where `fields` names them."""
     found = run_named(service, run)
     wanted = masked(dict.fromkeys(reader.KNOWN), fields, default=reader.SHORT, known=reader.KNOWN)
+    parts, advantages = _parts(service, found, step, first, last)
     return tell(
         reader.page(
-            found, _parts(service, found, step, first, last), service.secret, _reader(service), filter_=filter_,
-            order_by=order_by,
-            page_size=page_size, page_token=page_token, fields=frozenset(wanted),
+            found, parts, service.secret, _reader(service), advantages=advantages, asked=f"{step} {first} {last}",
+            filter_=filter_, order_by=order_by, page_size=page_size, page_token=page_token, fields=frozenset(wanted),
         )
     )  # fmt: skip
 
 
-@router.get("/runs/{run}/rollouts/{rollout}", summary="One sample: text, tokens, log-probabilities, verdicts, reward",
+@router.get("/runs/{run}/rollouts/{rollout}", summary="One sample: text, tokens, log-probabilities, verdicts, reward, advantages",
             responses=responses("query-too-slow", "unavailable"))  # fmt: skip
 def get_rollout(run: RunId, rollout: str, service: Here, who: CanReadData) -> Response:
+    """`advantages` has one number for each token of the completion, where they differ; else `advantage` is that of all.
+    Both are null where nothing was learnt from it."""
     found = run_named(service, run)
-    return tell(reader.sample(found, _parts(service, found, None, None, None), _reader(service), rollout))
+    parts = service.store.parts(found, holding=rollout)
+    steps = {(part.segment, part.step_min) for part in parts}
+    beside = [part for part in service.store.parts(found, kind="advantage") if (part.segment, part.step_min) in steps]
+    return tell(reader.sample(found, parts, _reader(service), rollout, advantages=beside))
 
 
 @router.get(
@@ -83,10 +96,7 @@ def get_rollout(run: RunId, rollout: str, service: Here, who: CanReadData) -> Re
 )
 def count_rollouts(run: RunId, service: Here, who: CanReadData, step: Step = None, filter_: Where = "") -> Response:
     found = run_named(service, run)
-    rows = reader.counts(found, _parts(service, found, step, None, None), _reader(service), filter_)
-    return tell(
-        {
-            "counts": {row["status"] or "unjudged": row["count"] for row in rows},
-            "total": sum(row["count"] for row in rows),
-        }
-    )
+    parts, advantages = _parts(service, found, step)
+    indexed = service.store.part_statuses(found)
+    counted = reader.counts(found, parts, _reader(service), filter_, advantages=advantages, indexed=indexed)
+    return tell({"counts": counted, "total": sum(counted.values())})

@@ -13,7 +13,7 @@ from jurat.api.server.problems import Problem, responses
 from jurat.api.server.search import bounded
 from jurat.api.server.service import CanRead, Here, run_named
 from jurat.api.server.shapes import tell
-from jurat.platform.provenance import lineage, prov
+from jurat.platform.provenance import lineage
 from jurat.platform.provenance.records import Node
 from jurat.platform.provenance.verify import verify
 
@@ -104,7 +104,7 @@ def diff(
 
 @router.post("/runs/{run}:verify", summary="Hash everything of a run that is here", responses=responses())
 def verify_run(run: str, service: Here, who: CanRead) -> Response:
-    """The chain of its events, its parts and its checkpoints; each fault names what was changed."""
+    """The chain of its events, its metric points, its parts and its checkpoints; each fault names what was changed."""
     found = run_named(service, run)
     report = verify(service.store, found)
     faults = [fault.replace(str(found.folder) + "/", "") for fault in report.faults]
@@ -112,16 +112,9 @@ def verify_run(run: str, service: Here, who: CanRead) -> Response:
         {
             "whole": report.whole,
             "events": report.events,
+            "points": report.points,
             "parts": report.parts,
             "checkpoints": report.checkpoints,
             "faults": faults,
         }
     )
-
-
-@router.get("/runs/{run}:export", summary="A run's provenance as PROV-JSON", responses=responses())
-def export(run: str, service: Here, who: CanRead, format: Literal["prov-json"] = "prov-json") -> Response:
-    found = run_named(service, run)
-    made = tell(service.store.read(lambda connection: prov.document(connection, found)))
-    made.headers["Content-Disposition"] = f'attachment; filename="{found.id}.prov.json"'
-    return made

@@ -116,10 +116,7 @@ async def add_metrics(run: RunId, asked: shapes.MetricBatch, request: Request, s
         )  # fmt: skip
         return len(names)
 
-    try:
-        stored = await asyncio.wrap_future(service.writer.submit(add, ingest.settle))
-    except Busy as error:
-        raise Problem("too-many-requests", error.what, headers={"Retry-After": "1"}) from None
+    stored = await asyncio.wrap_future(service.writer.submit(add, ingest.settle))
     return tell({"stored": stored})
 
 
@@ -133,6 +130,7 @@ KEYS = {
     "event": frozenset({"uid", "segment", "at", "kind", "payload"}),
     "end": frozenset({"segment", "ending", "at"}),
     "part": frozenset(t.data_part.c.keys()) - _OWN,
+    "index": frozenset(t.part_index.c.keys()) - _OWN,
     "verdicts": frozenset(t.verdict_stat.c.keys()) - _OWN,
     "checkpoint": frozenset(t.checkpoint.c.keys()) - _OWN,
     "evaluation": frozenset(t.evaluation.c.keys()) - _OWN,
@@ -187,10 +185,7 @@ async def add_facts(run: RunId, asked: shapes.Facts, request: Request, service: 
             raise Problem("invalid", f"a fact cannot be recorded: {type(error).__name__}") from None
         return len(asked.ops)
 
-    try:
-        stored = await asyncio.wrap_future(service.writer.submit(add))
-    except Busy as error:
-        raise Problem("too-many-requests", error.what, headers={"Retry-After": "1"}) from None
+    stored = await asyncio.wrap_future(service.writer.submit(add))
     return tell({"stored": stored})
 
 

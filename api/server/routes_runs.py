@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request, Response
 
+from jurat.api import forking
 from jurat.api.server import launching, search, shapes
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.service import (
@@ -26,9 +27,11 @@ from jurat.api.server.shapes import tell
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
-from jurat.platform.errors import ConfigError, RunFailed
+from jurat.platform.errors import ConfigError, DataError, RunFailed
+from jurat.platform.provenance import secrets
 from jurat.platform.runs import events, leases
 from jurat.platform.runs import search as find
+from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.states import LEASED
 
 router = APIRouter(tags=["runs"])
@@ -96,8 +99,47 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
     return once(request, who, make)
 
 
+@router.post("/runs/{run}:fork", status_code=201, response_model=shapes.Run,
+             summary="Launch a run from a checkpoint of this one",
+             responses=responses("conflict", "in-flight", "key-reused"))  # fmt: skip
+def fork_run(run: RunId, asked: shapes.Fork, request: Request, service: Here, who: CanLaunch) -> Response:
+    """Its lineage goes on through the checkpoint. With an `Idempotency-Key` the same request makes one run."""
+    found = run_named(service, run)
+    _refuse_imported(found)
+
+    def make() -> Response:
+        config = dict(launching.flat(asked.config))
+        launching.refuse_paths(config)
+        try:
+            made = forking.fork(
+                service.store, found, checkpoint=asked.checkpoint, run_id=asked.id, state="queued",
+                config={**config, "tracking.database": service.settings.database},
+                check=lambda own, new: launching.refuse_foreign(own, new, service.settings.home),
+                meta={"launched_by": who.name}, priority=asked.priority, max_restarts=asked.max_restarts,
+                max_runtime=asked.max_runtime, tags=asked.tags, by=who.name,
+                **({} if asked.project is None else {"project": asked.project}),
+            )  # fmt: skip
+        except (ConfigError, DataError) as error:
+            raise Problem("conflict" if "already" in error.what else "invalid", error.what[:2000]) from None
+        except (TypeError, ValueError, KeyError, AttributeError):
+            raise Problem("invalid", "a key of config has a value of another kind") from None
+        if service.launcher is not None:
+            service.launcher.wake()
+        service.audit(who.name, "fork run", made.id, request.scope["state"]["request_id"], "done")
+        body = search.whole(service.store, made)
+        return tell(body, 201, {"Location": f"/api/v1/runs/{made.id}", "ETag": etag(body["version"])})
+
+    return once(request, who, make)
+
+
+def _refuse_imported(run: RunInfo) -> None:
+    """The recipe of a bundle is what somebody wrote: it is run by people at the command line, or not at all."""
+    if run.meta.get("imported"):
+        raise Problem("conflict", "the run was imported: it is looked at, and goes on at the command line alone")
+
+
 def set_tags(connection: sa.Connection, run_pk: int, tags: Mapping[str, Any]) -> None:
-    find.label(connection, run_pk, "tag", tags)
+    find.label(connection, run_pk, "tag", secrets.redacted(dict(tags)))
     if len(find.labels(connection, run_pk, "tag")) > MAX_TAGS:
         raise Problem(
             "invalid",
@@ -206,6 +248,8 @@ def delete_run(run: RunId, request: Request, service: Here, who: CanWrite) -> Re
 
 def _command(kind: str, run: RunId, request: Request, service: Here, who: Any) -> Response:
     found = run_named(service, run)
+    if kind == "resume":
+        _refuse_imported(found)
 
     def ask() -> Response:
         try:

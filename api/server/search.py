@@ -15,6 +15,7 @@ from jurat.api.server import filters, pages, shapes
 from jurat.api.server.problems import Problem
 from jurat.platform.db.engine import reading
 from jurat.platform.errors import ConfigError, nearest
+from jurat.platform.provenance import secrets
 from jurat.platform.runs import metrics as metrics_of
 from jurat.platform.runs import search as find
 from jurat.platform.runs.metrics import Latest
@@ -40,7 +41,8 @@ def told(run: RunInfo, *, recipe: bool = False) -> dict[str, Any]:
     """A run as it is sent."""
     made = {name: run.reward_digest if name == "reward_spec" else getattr(run, name) for name in FIELDS}
     if recipe:  # without the address of its database, which may hold a password
-        made["recipe"] = {**run.recipe, "tracking": {**(run.recipe.get("tracking") or {}), "database": None}}
+        whole = secrets.redacted(run.recipe)
+        made["recipe"] = {**whole, "tracking": {**(whole.get("tracking") or {}), "database": None}}
     return made
 
 

@@ -14,7 +14,7 @@ from fastapi import Depends, Request, Response
 
 from jurat.api.server import keys
 from jurat.api.server.access import LOCAL, Keys, Principal, blotted
-from jurat.api.server.guard import Failures
+from jurat.api.server.guard import Failures, Rates
 from jurat.api.server.problems import Problem
 from jurat.platform import access
 from jurat.platform.db.writer import Writer
@@ -46,11 +46,19 @@ class Settings:
     """Files of the operator's verifiers, for ``POST /verify``."""
     slots: int = 1
     """Runs that the launcher keeps going at once; 0: it launches none."""
+    ray: str | None = None
+    """Address of a Ray cluster's head, on which runs are launched; None: processes of this machine."""
     lease_seconds: float = 45.0
     durable: bool = False
     """Every answer survives a power cut too, not only the death of the process; each commit then waits for the disk."""
     open_to_all: bool = False
     """``--insecure-no-auth``."""
+    import_bytes: int = 16 << 30
+    """Of a bundle that is taken in over HTTP, at most."""
+    rate: float = 500.0
+    """Requests a second of one key, in the long run; four times as many at once."""
+    at_once: int = 256
+    """Requests of one key that may go on at the same time, streams too."""
 
     @property
     def loopback(self) -> bool:
@@ -87,6 +95,7 @@ class Service:
     secret: bytes
     keys: Keys
     writer: Writer
+    rates: Rates
     failures: Failures = field(default_factory=Failures)
     reader: Reader | None = None
     launcher: Launcher | None = None
@@ -104,7 +113,7 @@ class Service:
         writer = Writer(store.engine)
         made = cls(
             settings=settings, store=store, secret=keys.service_secret(settings.home), writer=writer,
-            keys=Keys(store, writer),
+            keys=Keys(store, writer), rates=Rates(settings.rate, settings.at_once),
             reader=Reader(), judges=Judges(settings.verifiers),
         )  # fmt: skip
         made.open = settings.open_to_all or (settings.loopback and not made.keys.any())
@@ -164,6 +173,14 @@ def principal_of(request: Request) -> Principal:
                 )
             raise Problem("unauthenticated", "send Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"})
         service.failures.passed(address)
+        leave, refused, first = service.rates.enter(found.name)
+        state.setdefault("leaving", []).append(leave)
+        if refused is not None:
+            if first:  # a row a minute: a flood of refusals is no flood of writes
+                service.audit(
+                    found.name, f"{request.method} {request.url.path}", address, state["request_id"], "too-many-requests"
+                )
+            raise refused
     state["principal"] = found or LOCAL
     return cast(Principal, state["principal"])
 

@@ -14,6 +14,7 @@ import uvicorn
 from jurat.api.server.app import create_app
 from jurat.api.server.executor import LocalExecutor
 from jurat.api.server.launcher import Launcher
+from jurat.api.server.ray_jobs import RayJobs
 from jurat.api.server.service import Service, Settings
 from jurat.platform.errors import ConfigError, FencedOut
 from jurat.platform.runs.lock import exclusive
@@ -35,8 +36,9 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
         listening = leaving.enter_context(closing(_socket(settings)))
         if settings.slots:
             limits = Limits(lease=settings.lease_seconds)
+            executor = RayJobs(settings.ray) if settings.ray else LocalExecutor()
             service.launcher = Launcher(
-                service.store, LocalExecutor(), slots=settings.slots, limits=limits, service=settings.url
+                service.store, executor, slots=settings.slots, limits=limits, service=settings.url
             )
             service.launcher.start()
         database = service.store.engine.url.render_as_string(hide_password=True)
@@ -61,7 +63,9 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
 def _socket(settings: Settings) -> socket.socket:
     """Raises ConfigError where the address is taken or not this machine's."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # unnamed, asyncio leaves Nagle's delay on: 40 ms each
+    made = socket.socket(
+        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )  # unnamed, asyncio leaves Nagle's delay on: 40 ms each
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((settings.host.strip("[]"), settings.port))

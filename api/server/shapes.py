@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+Digest = Annotated[str, StringConstraints(pattern=rf"^{DIGEST.pattern}$")]
+_PATH = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9][A-Za-z0-9._-]{0,127}){0,7}$"
+RelativePath = Annotated[str, StringConstraints(pattern=_PATH)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Key = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 _NAMED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -125,6 +129,51 @@ class NewRun(Shape):
     priority: int = Field(0, ge=-1000, le=1000)
     max_restarts: int = Field(0, ge=0, le=100)
     max_runtime: float | None = Field(None, gt=0, le=1e8, description="Seconds.")
+
+
+class Fork(Shape):
+    """A run that begins with the weights of a checkpoint of another, by that run's recipe from the checkpoint's stage on.
+    ``config`` overrides keys of it, nested or dotted; stages count as in the parent's recipe."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"checkpoint": "sha256:" + "c4" * 32, "config": {"seed": 8}}]},
+    )
+
+    checkpoint: Digest | None = Field(None, description="None: the newest.")
+    config: dict[str, Any] = {}
+    id: Name | None = Field(None, description="Of the new run; made up if not given.")
+    project: Annotated[str, StringConstraints(max_length=64)] | None = Field(None, description="None: the parent's.")
+    tags: dict[Key, Annotated[str, StringConstraints(max_length=500)]] = Field({}, max_length=64)
+    priority: int = Field(0, ge=-1000, le=1000)
+    max_restarts: int = Field(0, ge=0, le=100)
+    max_runtime: float | None = Field(None, gt=0, le=1e8, description="Seconds.")
+
+
+class NewDataset(Shape):
+    """A version of a data set, as its loader describes it (``jurat datasets show NAME --json`` tells the manifest)."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"manifest": {"digest": "sha256:" + "aa" * 32, "rows": 7473, "skipped": 0, "split": "train",
+                                       "source": "gsm8k", "template": {}}}]
+        },
+    )  # fmt: skip
+
+    manifest: dict[str, Any] = Field(max_length=32)
+
+
+class NewModel(Shape):
+    """A model by its files: relative path -> sha256. Its digest is worked out here."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"name": "smollm2", "files": {"model.safetensors": "sha256:" + "0f" * 32}}]},
+    )
+
+    name: RelativePath
+    files: dict[RelativePath, Digest] = Field(min_length=1, max_length=10_000)
 
 
 class RunChange(Shape):

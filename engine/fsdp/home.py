@@ -39,7 +39,7 @@ def start(
     spec = RankSpec(
         folder=folder, ranks=engine.ranks, tp=engine.tp, device=engine.device.partition(":")[0], dtype=engine.dtype,
         temperature=sampling.temperature, checkpointing=engine.activation_checkpointing, offload=engine.offload,
-        threads=each, optim=optim, total=total_steps, adapters=adapters, seed=seed,
+        fused=engine.kernels == "auto", threads=each, optim=optim, total=total_steps, adapters=adapters, seed=seed,
     )  # fmt: skip
     env = {**threads.recommended_env(), "OMP_NUM_THREADS": str(each), "TOKENIZERS_PARALLELISM": "false"}
     processes = Processes(engine.ranks, preload=engine.device == "cpu", env=env)

@@ -3,9 +3,7 @@
 The model is made without memory for its parameters; each layer gets real ones only until it is cut, so no rank ever
 holds more than its own slices and one layer. Values are then read slice by slice.
 
-Seams: a fused head and log-prob takes the place of ``chunked_logprobs`` in ``SimpleNetwork._logprobs`` (liger's needs one
-slope for all tokens and gives no entropy, so that it serves cross-entropy alone); sequence parallelism would cut
-``mb.tokens`` in ``_within`` and give ``PLAN`` sequence-parallel norms.
+Seam: sequence parallelism would cut ``mb.tokens`` in ``_within`` and give ``PLAN`` sequence-parallel norms (docs/ranks.md).
 """
 
 from __future__ import annotations
@@ -60,11 +58,12 @@ class ShardedNetwork(SimpleNetwork):
         checkpointing: bool = False,
         offload: bool = False,
         chunk: int = 512,
+        fused: bool = False,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = self.made(folder)
         self.dtype = torch.float32  # no autocast: FSDP gathers parameters in ``dtype``
-        self.temperature, self.chunk, self.packs = temperature, chunk, True
+        self.temperature, self.chunk, self.packs, self.fused = temperature, chunk, True, fused
         self.tolerance = 1e-3 if dtype == torch.float32 else 0.1  # states of another segment are all different ones
         silence(self.model, checkpointing=checkpointing)
         learns = self.learning()

@@ -58,6 +58,8 @@ class RankSpec:
     temperature: float = 1.0
     checkpointing: bool = False
     offload: bool = False
+    fused: bool = False
+    """Whether a fused head may take the place of the chunked one."""
     threads: int = 1
     adapters: Adapters | None = None
     """What learns in place of the model."""
@@ -131,7 +133,7 @@ class Rank:
             make = partial(ShardedLoRA, adapters=spec.adapters, seed=spec.seed)
         network = self.network = make(
             spec.folder, self.mesh, dtype=getattr(torch, spec.dtype), temperature=spec.temperature,
-            checkpointing=spec.checkpointing, offload=spec.offload, tick=self._tick,
+            checkpointing=spec.checkpointing, offload=spec.offload, fused=spec.fused, tick=self._tick,
         )  # fmt: skip
         self.boxes = Boxes(network.shapes, network.layout, network.rank, self._tick)
         self.learned = Boxes(network.learned_shapes, network.layout, network.rank, self._tick)

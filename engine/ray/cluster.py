@@ -23,6 +23,12 @@ CONNECT_SECONDS = 10.0
 RESERVE_SECONDS = 20.0
 """For processors that the cluster counts as free."""
 _log = logging.getLogger("jurat")
+Hear = Callable[[str, Mapping[str, Any]], None]
+"""Takes an event for the run's record: (kind, facts)."""
+
+
+def unheard(kind: str, facts: Mapping[str, Any]) -> None:
+    """There is no record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class Cluster:
     places: dict[str, Place]
     """Pool -> where it is now; a spare one leaves when it stands in for another."""
     note: Callable[[str], None]
+    event: Hear
 
     def threads(self, role: str) -> int:
         """The recipe's number, else all processors of the pool."""
@@ -91,6 +98,7 @@ class Cluster:
         if spare and not self.places[pool].node():
             self.places[pool] = self.places.pop(spare)
             self.note(f"pool {pool} lost its machine; spare pool {spare} stands in for it")
+            self.event("pool_lost", {"pool": pool, "spare": spare})
         return self.places[pool]
 
     def _spare(self, pool: str) -> str:
@@ -131,7 +139,9 @@ def _part(amount: int, processes: int) -> float:
 
 
 @contextmanager
-def connect(engine: Engine, *, roles: Sequence[str], note: Callable[[str], None] = _log.warning) -> Iterator[Cluster]:
+def connect(
+    engine: Engine, *, roles: Sequence[str], note: Callable[[str], None] = _log.warning, event: Hear = unheard
+) -> Iterator[Cluster]:
     """The cluster of a recipe with processors reserved for ``roles``; what was started here is shut down again.
 
     Raises ConfigError where Ray is not installed, no cluster answers, or the pools do not fit the machines.
@@ -143,7 +153,7 @@ def connect(engine: Engine, *, roles: Sequence[str], note: Callable[[str], None]
         wanted = _shares(engine, roles, _machines())
         groups: list[PlacementGroup] = []
         try:
-            yield Cluster(engine, wanted, _reserve_all(engine, wanted, groups), note)
+            yield Cluster(engine, wanted, _reserve_all(engine, wanted, groups), note, event)
         finally:
             for group in groups:
                 remove_placement_group(group)

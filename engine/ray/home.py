@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +17,8 @@ from ray.exceptions import RayError
 from jurat.engine import local
 from jurat.engine.meter import meter
 from jurat.engine.ray.adapters import RemoteJudge, RemoteLearner, RemoteSampler, RemoteScorer
-from jurat.engine.ray.cluster import Cluster, connect
-from jurat.engine.ray.hosts import Host, Lost
+from jurat.engine.ray.cluster import Cluster, Hear, connect, unheard
+from jurat.engine.ray.hosts import Host, Lost, Replacement
 from jurat.engine.ray.judging import JudgeActor
 from jurat.engine.ray.machines import LearnerActor, SamplerActor
 from jurat.engine.tokenizer import HFTokenizer
@@ -68,10 +68,10 @@ class RayEngine:
 
 
 class RayHome:
-    """Builds engines and judges on a cluster. ``note`` hears of each actor that was replaced."""
+    """Builds engines and judges on a cluster. ``note`` hears of each actor that was replaced, ``event`` too, with its facts."""
 
-    def __init__(self, cluster: Cluster, note: Callable[[str], None]) -> None:
-        self.cluster, self.note = cluster, note
+    def __init__(self, cluster: Cluster, note: Callable[[str], None], event: Hear = unheard) -> None:
+        self.cluster, self.note, self.event = cluster, note, event
 
     def build(
         self,
@@ -179,15 +179,21 @@ class RayHome:
         """An ``actor`` in the place of ``role``, made by ``opened``; ``begin`` sets it up, again when it is replaced."""
         return Host(
             role, create=self.cluster.create(role, actor), begin=begin, stands=partial(self.cluster.stands, role),
-            hang_seconds=self.cluster.engine.hang_seconds, note=self.note,
+            hang_seconds=self.cluster.engine.hang_seconds, replaced=self._replaced,
         )  # fmt: skip
+
+    def _replaced(self, found: Replacement) -> None:
+        self.note(str(found))
+        self.event("replaced", {**asdict(found), "seconds": round(found.seconds, 3)})
 
 
 @contextmanager
-def open_home(engine: Engine, note: Callable[[str], None], *, roles: Sequence[str] = ROLES) -> Iterator[RayHome]:
+def open_home(
+    engine: Engine, note: Callable[[str], None], event: Hear = unheard, *, roles: Sequence[str] = ROLES
+) -> Iterator[RayHome]:
     """The cluster of a recipe, its processors reserved for ``roles``."""
-    with connect(engine, roles=roles, note=note) as cluster:
-        yield RayHome(cluster, note)
+    with connect(engine, roles=roles, note=note, event=event) as cluster:
+        yield RayHome(cluster, note, event)
 
 
 async def opened(hosts: Sequence[Host]) -> None:

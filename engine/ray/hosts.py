@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
@@ -27,9 +28,26 @@ class Lost(Exception):
     """The actor, or a rank of its, died before it answered."""
 
 
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A worker that took the place of one that was lost."""
+
+    role: str
+    old: int
+    new: int
+    """Process ids; 0 of one that had not begun."""
+    cause: str
+    """What became of the old one, as in ``died``."""
+    seconds: float
+    """From the loss until the new one was ready."""
+
+    def __str__(self) -> str:
+        return f"the {self.role} (process {self.old}) {self.cause}; process {self.new} took over after {self.seconds:.1f} s"
+
+
 class Host:
     """A role's actor. ``create(n)`` makes the n-th one, ``begin`` prepares it; both are used again when it is replaced.
-    ``stands()``: whether the machine that a new one waits for is there."""
+    ``stands()``: whether the machine that a new one waits for is there. ``replaced`` hears of each new one that is ready."""
 
     def __init__(
         self,
@@ -39,14 +57,14 @@ class Host:
         begin: Callable[[Host], Awaitable[None]],
         stands: Callable[[], bool],
         hang_seconds: float,
-        note: Callable[[str], None],
+        replaced: Callable[[Replacement], None],
     ) -> None:
         self.role, self.hang_seconds = role, hang_seconds
         self.incarnation = 0
         self.pid, self.node = 0, ""
         self.recoveries: list[float] = []
         """Seconds from each loss to the new actor's readiness; a hung one is lost when it last made progress."""
-        self._create, self._begin, self._stands, self._note = create, begin, stands, note
+        self._create, self._begin, self._stands, self._tell = create, begin, stands, replaced
         self._actor: Any = None
         self._deaths = 0
         self._calls = 0
@@ -219,8 +237,7 @@ class Host:
                 except Lost:
                     continue
                 self.recoveries.append(time.monotonic() - began)
-                self._note(f"the {self.role} (process {gone}) {why}; process {self.pid} took over "
-                           f"after {self.recoveries[-1]:.1f} s")  # fmt: skip
+                self._tell(Replacement(self.role, gone, self.pid, why, self.recoveries[-1]))
                 return
         finally:
             self._replacing = None

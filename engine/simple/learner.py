@@ -6,14 +6,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from jurat.engine.learner import Tally
-from jurat.engine.logprobs import Reduce, chunked_logprobs, reduce_logits, source_index
+from jurat.engine.logprobs import (
+    Reduce,
+    chunked_logprobs,
+    fused_logprobs,
+    liger_version,
+    reduce_logits,
+    source_index,
+    why_chunked,
+)
 from jurat.platform.errors import ModelError
 from jurat.platform.ports import Objective
 from jurat.platform.types import Microbatch
@@ -28,13 +36,17 @@ class SimpleNetwork:
 
     Segments are packed end to end (positions restart, attention is block-diagonal) where the architecture gives the
     same states packed and alone, which is tried once at the start; else each segment is forwarded by itself. Dropout
-    is off: the policy that learns is the one that samples. ``temperature`` is the sampler's.
+    is off: the policy that learns is the one that samples. ``temperature`` is the sampler's; ``fused``: whether a fused
+    head may take the place of the chunked one.
     """
 
     reduce: Reduce = staticmethod(reduce_logits)
     """From logits to log-probs and entropy."""
     tolerance = 1e-3
     """Of states and logits, as norms, in the check at the start; the check runs in float32."""
+    fused = False
+    chunked = "not tried yet"
+    """Why the head runs in chunks of torch's own operations; '' where liger's kernels take their place."""
 
     def __init__(
         self,
@@ -44,8 +56,9 @@ class SimpleNetwork:
         temperature: float = 1.0,
         checkpointing: bool = False,
         chunk: int = 512,
+        fused: bool = False,
     ) -> None:
-        self.model, self.dtype, self.temperature, self.chunk = model, dtype, temperature, chunk
+        self.model, self.dtype, self.temperature, self.chunk, self.fused = model, dtype, temperature, chunk, fused
         silence(model, checkpointing=checkpointing)
         self.master, self.num_matrix = _flatten(self.learned())
         self.device = self.master.device
@@ -89,10 +102,10 @@ class SimpleNetwork:
         """([T] log-probs, 0 off the mask; [K] entropy of the targets)."""
         with torch.autocast(mb.tokens.device.type, torch.bfloat16, enabled=self.dtype != torch.float32):
             hidden = self._hidden(mb.tokens, mb.offsets)[source_index(mb.loss_mask)]
-            found, entropy = chunked_logprobs(
-                self._head, hidden, mb.tokens[mb.loss_mask], temperature=self.temperature, chunk=self.chunk,
-                reduce=self.reduce,
-            )  # fmt: skip
+            targets, reads = mb.tokens[mb.loss_mask], partial(chunked_logprobs, self._head, reduce=self.reduce)
+            if not self.chunked:
+                reads = partial(fused_logprobs, self.model.get_output_embeddings().weight)
+            found, entropy = reads(hidden, targets, temperature=self.temperature, chunk=self.chunk)
         zeros = found.new_zeros(len(mb.tokens))
         return zeros.masked_scatter(mb.loss_mask, found), entropy
 
@@ -137,6 +150,13 @@ class SimpleNetwork:
         if not self._close(self._head(hidden), whole):
             raise ModelError(f"{type(self.model).__name__}: the head does not give its logits from last hidden states",
                              fix="this architecture needs a network of its own in engine/")  # fmt: skip
+        head, uncut = self.model.get_output_embeddings(), self.reduce is reduce_logits
+        plain = isinstance(head, nn.Linear) and head.bias is None and uncut
+        plain = plain and not getattr(self.model.config, "final_logit_softcapping", None)  # nothing near 0
+        self.chunked = why_chunked(
+            self.device.type, liger_version(), wanted=self.fused, whole=uncut,
+            plain=plain and self._close(nn.functional.linear(hidden, head.weight), whole),
+        )  # fmt: skip
 
 
 class SimpleValueNetwork(SimpleNetwork):

@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every schema this version knows, oldest first; a test compares them with the migrations."""
 
 VERSION_TABLE = "jurat_alembic_version"
@@ -339,6 +339,17 @@ data_part = sa.Table(
     sa.UniqueConstraint("run_pk", "path"),
     sa.Index(None, "run_pk", "kind", "step_min"),
     _of_segment(),
+    sqlite_strict=True,
+)
+
+part_index = sa.Table(
+    "part_index",
+    metadata,
+    _run(primary_key=True),
+    sa.Column("path", Text, primary_key=True),  # of data_part; one that has no row here is opened to be asked
+    sa.Column("statuses", Json, nullable=False),  # rows by status of the first member; "": nothing was judged
+    sa.Column("ids", Bytes, nullable=False),  # of rollouts, as runs/bloom.py makes it
+    _of_run(),
     sqlite_strict=True,
 )
 

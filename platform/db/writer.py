@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from jurat.platform.db.engine import nested, writing
+from jurat.platform.db.wal import WriteAheadLog
 from jurat.platform.errors import JuratError
 from jurat.platform.faults import point
 
@@ -56,6 +57,7 @@ class Writer:
         self._wake = threading.Condition()
         self._waiting: deque[_Task] = deque()
         self._closing = False
+        self._log = WriteAheadLog(engine)
         self.commits = 0
         """Transactions so far."""
         self._thread = threading.Thread(target=self._work, name="jurat-writer", daemon=True)
@@ -68,8 +70,12 @@ class Writer:
         """
         done: Future[T] = Future()
         with self._wake:
-            if self._closing or len(self._waiting) >= self._limit:
-                said = "is closed" if self._closing else f"has {len(self._waiting)} jobs waiting"
+            if self._closing or self._log.full or len(self._waiting) >= self._limit:
+                said = (
+                    "is closed" if self._closing
+                    else "waits for a reader that holds an old state" if self._log.full
+                    else f"has {len(self._waiting)} jobs waiting"
+                )  # fmt: skip
                 raise Busy(f"the database's writer {said}", where="writer", fix="try again in a moment")
             self._waiting.append(_Task(job, finish, done))
             self._wake.notify()
@@ -98,31 +104,35 @@ class Writer:
     def _work(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._waiting or self._closing)
+                self._wake.wait_for(lambda: self._waiting or self._closing, timeout=self._log.pause())
                 taken = [self._waiting.popleft() for _ in range(min(self._group, len(self._waiting)))]
-            if not taken:
-                return
-            taken = [task for task in taken if task.done.set_running_or_notify_cancel()]
-            together = True
-            for attempt in range(1, TRIES + 1):
-                try:
-                    answers = self._commit(taken, together=together)
-                except Exception as error:
-                    if attempt < TRIES and _passes(error):
-                        time.sleep(random.uniform(0, 0.01 * 2**attempt))
-                        continue
-                    if together and len(taken) > 1:
-                        together = False
-                        continue
-                    for task in taken:
-                        task.done.set_exception(error)
-                else:
-                    for task, (answer, failed) in zip(taken, answers, strict=True):
-                        if failed is not None:
-                            task.done.set_exception(failed)
-                        else:
-                            task.done.set_result(answer)
-                break
+                if self._closing and not taken:
+                    return
+            if taken := [task for task in taken if task.done.set_running_or_notify_cancel()]:
+                self._answer(taken)
+            self._log.tend()
+
+    def _answer(self, taken: Sequence[_Task]) -> None:
+        together = True
+        for attempt in range(1, TRIES + 1):
+            try:
+                answers = self._commit(taken, together=together)
+            except Exception as error:
+                if attempt < TRIES and _passes(error):
+                    time.sleep(random.uniform(0, 0.01 * 2**attempt))
+                    continue
+                if attempt < TRIES and together and len(taken) > 1:
+                    together = False
+                    continue
+                for task in taken:
+                    task.done.set_exception(error)
+            else:
+                for task, (answer, failed) in zip(taken, answers, strict=True):
+                    if failed is not None:
+                        task.done.set_exception(failed)
+                    else:
+                        task.done.set_result(answer)
+            return
 
     def _commit(self, taken: Sequence[_Task], *, together: bool) -> list[tuple[Any, Exception | None]]:
         """(answer, error) of each job. ``together``: the first error is raised, and all is undone."""

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import inspect
 import re
 import sys
 import sysconfig
@@ -21,13 +22,23 @@ _BUILD_RECORDS = frozenset({"__config__.py"})
 
 @functools.cache
 def distribution_of(top: str) -> str | None:
-    names = _packages().get(top)
-    return names[0] if names else None
+    """The distribution that installs a top-level module; the first by name where several do."""
+    return min((found.name for found in _packages().get(top, ())), default=None)
 
 
 @functools.cache
-def _packages() -> Mapping[str, list[str]]:
-    return {top: sorted(set(names)) for top, names in importlib.metadata.packages_distributions().items()}
+def _packages() -> Mapping[str, list[importlib.metadata.Distribution]]:
+    """By top-level module. As ``importlib.metadata.packages_distributions``, which reads each distribution's metadata too."""
+    out: dict[str, list[importlib.metadata.Distribution]] = {}
+    for found in importlib.metadata.distributions():
+        tops = (found.read_text("top_level.txt") or "").split()
+        if not tops:
+            files = (found.read_text("RECORD") or "").splitlines() or map(str, found.files or ())
+            heads = {line.partition(",")[0].strip('"').partition("/")[::2] for line in files}
+            tops = [name for head, rest in heads if (name := head if rest else inspect.getmodulename(head))]
+        for top in {top for top in tops if "." not in top}:
+            out.setdefault(top, []).append(found)
+    return out
 
 
 @functools.cache

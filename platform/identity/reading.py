@@ -35,7 +35,7 @@ from jurat.platform.identity.modules import module_of
 from jurat.platform.identity.origin import distribution_of, find_spec, kind_of, pinned
 from jurat.platform.identity.syntax import (
     assigned,
-    executed,
+    contents_of,
     imports_of,
     is_literal,
     is_registrar,
@@ -236,15 +236,16 @@ class Reading(Data):
             alias.asname or alias.name.partition(".")[0]: sys.modules.get(
                 alias.name if alias.asname else alias.name.partition(".")[0]
             )
-            for item in ast.walk(node) if isinstance(item, ast.Import) for alias in item.names
+            for item in contents_of(node).modules for alias in item.names
         }  # fmt: skip
         out: dict[str, Any] = {}
-        for item in ast.walk(node):
+        for outer in contents_of(node).attributes:
+            item: ast.expr = outer
             attributes: list[str] = []
             while isinstance(item, ast.Attribute):
                 attributes.insert(0, item.attr)
                 item = item.value
-            if not attributes or not isinstance(item, ast.Name) or item.id in self._stand_ins:
+            if not isinstance(item, ast.Name) or item.id in self._stand_ins:
                 continue
             held, place = local.get(item.id) or space.get(item.id), item.id
             for name in attributes:
@@ -344,7 +345,7 @@ class Reading(Data):
     def _imports(self, node: ast.AST, package: str, path: str) -> Any:
         """What the code imports: first-party names by value, first-party modules whole, others as dependencies."""
         out = {}
-        for item in executed(node):
+        for item in contents_of(node).imports:
             for module, name in imports_of(item, package):
                 kind = kind_of(module)
                 key = module.rpartition(".")[2] if name is None else name
@@ -370,13 +371,12 @@ class Reading(Data):
 
         names = names | {
             alias.asname or alias.name
-            for item in ast.walk(node) if isinstance(item, ast.Import)
-            for alias in item.names if alias.name == "jurat"
+            for item in contents_of(node).modules for alias in item.names if alias.name == "jurat"
         }  # fmt: skip
         taken = {
             item.attr
-            for item in ast.walk(node)
-            if isinstance(item, ast.Attribute) and isinstance(item.value, ast.Name) and item.value.id in names
+            for item in contents_of(node).attributes
+            if isinstance(item.value, ast.Name) and item.value.id in names
         }
         found = [name for name in sorted(taken) if hasattr(jurat, name)]
         return [[name, self._named(name, getattr(jurat, name), f"{path}.jurat")] for name in found]

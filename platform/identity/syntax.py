@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -178,26 +179,61 @@ def with_names(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> ast
     return ast.ImportFrom(module=node.module, names=names, level=node.level)
 
 
-def executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node but those under ``if TYPE_CHECKING``, which never run."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if (
-            isinstance(child, ast.If)
-            and (getattr(child.test, "id", "") or getattr(child.test, "attr", "")) == "TYPE_CHECKING"
-        ):
-            for other in child.orelse:
-                yield from executed(other)
-        else:
-            yield from executed(child)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contents:
+    """What the walk asks of a syntax tree, found in one pass."""
+
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    """In order; not those under ``if TYPE_CHECKING``, which never run."""
+    modules: tuple[ast.Import, ...]
+    """In order, all of them."""
+    attributes: tuple[ast.Attribute, ...]
+    """Outer before inner."""
 
 
-def imports_of(node: ast.AST, package: str) -> list[tuple[str, str | None]]:
+_CONTENTS: dict[int, tuple[ast.AST, Contents]] = {}
+
+
+def contents_of(node: ast.AST) -> Contents:
+    """Each node of a module that is held is read once."""
+    held = _CONTENTS.get(id(node))
+    if held is None or held[0] is not node:
+        held = _CONTENTS[id(node)] = (node, _contents(node))
+    return held[1]
+
+
+def _contents(node: ast.AST) -> Contents:
+    imports, modules, attributes = [], [], []
+    stack: list[tuple[ast.AST, int, bool]] = [(node, 0, True)]
+    while stack:
+        here, depth, runs = stack.pop()
+        if isinstance(here, (ast.Import, ast.ImportFrom)):
+            imports += [here] if runs else []
+            modules += [here] if isinstance(here, ast.Import) else []
+        elif isinstance(here, ast.Attribute):
+            attributes.append((depth, here))
+        typed = depth and isinstance(here, ast.If) and _is_type_checking(here.test)
+        children: list[tuple[ast.AST, int, bool]] = []
+        for field in here._fields:
+            value = getattr(here, field, None)
+            inner = runs and (not typed or field == "orelse")
+            if isinstance(value, list):
+                children += [(item, depth + 1, inner) for item in value if isinstance(item, ast.AST)]
+            elif isinstance(value, ast.AST) and value._fields:
+                children.append((value, depth + 1, inner))
+        stack += reversed(children)
+    attributes.sort(key=lambda item: item[0])
+    return Contents(tuple(imports), tuple(modules), tuple(item for _, item in attributes))
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return (getattr(test, "id", "") or getattr(test, "attr", "")) == "TYPE_CHECKING"
+
+
+def imports_of(node: ast.Import | ast.ImportFrom, package: str) -> list[tuple[str, str | None]]:
     """(module, name taken from it or None for the module itself) of an import statement, absolute."""
     if isinstance(node, ast.Import):
         return [(alias.name, None) for alias in node.names]
-    if not isinstance(node, ast.ImportFrom):
-        return []
     base = node.module or ""
     if node.level:
         parts = package.split(".")

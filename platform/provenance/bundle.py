@@ -5,7 +5,8 @@ A bundle is an uncompressed tar: ``bundle.json`` (format, run, size and sha256 o
 ``metrics.parquet`` is written when a run ends, so that a plain copy of the folder opens too.
 
 A bundle comes from anywhere: plain files only, under names and sizes that are checked, into a folder of its own, which
-takes its place when every digest is as said.
+takes its place when every digest is as said. What a bundle says of itself is believed only as far as a digest goes: a run
+that was taken in is marked ``imported``, and no service goes on with it or forks it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from jurat.platform.runs.store import Store
 
 FORMAT = 1
 RECORD, METRICS, INDEX = "record.json", "metrics.parquet", "bundle.json"
-MAX_FILES, MAX_BYTES, MAX_INDEX = 100_000, 1 << 40, 64 << 20
+MAX_FILES, MAX_BYTES, MAX_INDEX, MAX_TEXT, MAX_HEADER = 100_000, 1 << 40, 64 << 20, 1 << 30, 64 << 10
+"""Files and bytes of a bundle; bytes of its index, of its record or metrics, and of an extended header of the archive."""
+_PIECE = 1 << 20
 _NAME = re.compile(r"files(/[A-Za-z0-9][A-Za-z0-9._-]{0,127}){1,8}")
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LEFT_OUT = frozenset({RECORD, METRICS, "lock", "holder.json"})
@@ -80,7 +83,7 @@ def _put(store: Store, said: Mapping[str, Any], measured: bytes, folder: Path) -
 
     try:
         store.write(put)
-    except (SQLAlchemyError, RunFailed) as error:
+    except (SQLAlchemyError, RunFailed, *_TOO_MUCH) as error:
         cause = getattr(error, "orig", None) or getattr(error, "what", error)
         raise DataError(f"the record cannot be taken in: {str(cause).strip()[:300]}", where=str(folder)) from None
 
@@ -95,22 +98,10 @@ def export(store: Store, run: RunInfo, out: Path, *, weights: bool = True) -> in
     """
     if out.exists():
         raise RunFailed("the file is there already", where=str(out), fix="choose another name")
-    said, table = store.read(lambda connection: (record.read(connection, run), points.table(connection, run.pk)))
-    sink = io.BytesIO()
-    points.write_parquet(table, sink)  # type: ignore[arg-type]
-    texts = {RECORD: json.dumps(said, sort_keys=True).encode(), METRICS: sink.getvalue()}
-    files = dict(_files(run.folder, weights=weights))
-    listed = {name: [len(data), digest(data)] for name, data in texts.items()}
-    listed |= {name: [path.stat().st_size, folders.file_digest(path)] for name, path in files.items()}
-    index = {"format": FORMAT, "run": run.id, "files": listed}
     draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        with tarfile.open(draft, "w", format=tarfile.PAX_FORMAT) as tar:
-            for name, data in {INDEX: json.dumps(index, sort_keys=True).encode(), **texts}.items():
-                tar.addfile(_info(name, len(data)), io.BytesIO(data))
-            for name, path in files.items():
-                with path.open("rb") as file:
-                    tar.addfile(_info(name, path.stat().st_size), file)
+        with draft.open("wb") as file:
+            file.writelines(pieces(store, run, weights=weights))
         os.replace(draft, out)
     except OSError as error:
         draft.unlink(missing_ok=True)
@@ -119,10 +110,47 @@ def export(store: Store, run: RunInfo, out: Path, *, weights: bool = True) -> in
     return out.stat().st_size
 
 
-def _info(name: str, size: int) -> tarfile.TarInfo:
+def pieces(store: Store, run: RunInfo, *, weights: bool = True) -> Iterator[bytes]:
+    """The bundle of a run, a piece at a time: no second copy of it is needed. Everything is read twice, to be hashed first.
+
+    Raises OSError where a file goes or changes its size meanwhile; what was made until then no importer takes.
+    """
+    said, table = store.read(lambda connection: (record.read(connection, run), points.table(connection, run.pk)))
+    sink = io.BytesIO()
+    points.write_parquet(table, sink)
+    texts = {RECORD: json.dumps(said, sort_keys=True).encode(), METRICS: sink.getvalue()}
+    files = dict(_files(run.folder, weights=weights))
+    sizes = {name: len(data) for name, data in texts.items()}
+    sizes |= {name: path.stat().st_size for name, path in files.items()}
+    digests = {name: digest(data) for name, data in texts.items()}
+    digests |= {name: folders.file_digest(path) for name, path in files.items()}
+    listed = {name: [size, digests[name]] for name, size in sizes.items()}
+    index = {"format": FORMAT, "run": run.id, "files": listed}
+    made = 0
+    for name, data in {INDEX: json.dumps(index, sort_keys=True).encode(), **texts}.items():
+        for piece in (_header(name, len(data)), data, bytes(-len(data) % tarfile.BLOCKSIZE)):
+            made += len(piece)
+            yield piece
+    for name, path in files.items():
+        size = sizes[name]
+        yield (head := _header(name, size))
+        made += len(head)
+        with path.open("rb") as file:
+            left = size
+            while piece := file.read(min(_PIECE, left)):
+                left -= len(piece)
+                yield piece
+        if left:
+            raise OSError(f"{name} has lost {left} bytes since it was hashed")
+        yield bytes(-size % tarfile.BLOCKSIZE)
+        made += size + -size % tarfile.BLOCKSIZE
+    yield bytes(2 * tarfile.BLOCKSIZE + -(made + 2 * tarfile.BLOCKSIZE) % tarfile.RECORDSIZE)
+
+
+def _header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o644
-    return info
+    return info.tobuf(tarfile.PAX_FORMAT)
 
 
 def _files(folder: Path, *, weights: bool) -> Iterator[tuple[str, Path]]:
@@ -144,7 +172,7 @@ def take_in(store: Store, bundle: Path) -> RunInfo:
     draft = store.runs_folder / f".import-{secrets.token_hex(6)}"
     draft.mkdir(parents=True)
     try:
-        with bundle.open("rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
+        with bundle.open("rb") as file, tarfile.open(fileobj=file, mode="r|", tarinfo=_Header) as tar:
             index, texts = _unpack(tar, draft, str(bundle))
         run_id = str(index["run"])
         if not _RUN.fullmatch(run_id) or run_id == "latest":
@@ -153,6 +181,7 @@ def take_in(store: Store, bundle: Path) -> RunInfo:
         said = json.loads(texts[RECORD])
         if said["run"]["id"] != run_id:
             raise DataError(f"the bundle is of run {run_id}, its record of {said['run']['id']!r}", where=str(bundle))
+        said["run"]["meta"] = {**said["run"]["meta"], "imported": True}
         final = store.runs_folder / run_id
         if final.exists():
             raise DataError("the folder is there already", where=str(final), fix="import it into another --home")
@@ -160,10 +189,26 @@ def take_in(store: Store, bundle: Path) -> RunInfo:
         draft.rename(final)
         sync_folder(store.runs_folder)
         return store.run(run_id)
-    except (OSError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"not a bundle: {type(error).__name__}: {error}", where=str(bundle)) from None
+    except (OSError, tarfile.TarError, ValueError, LookupError, TypeError, AttributeError, *_TOO_MUCH) as error:
+        raise DataError(f"not a bundle: {type(error).__name__}: {error}"[:500], where=str(bundle)) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+_TOO_MUCH = (RecursionError, OverflowError)
+"""What numbers and nesting beyond all bounds raise."""
+
+
+class _Header(tarfile.TarInfo):
+    """A header that is looked at before anything that it announces is read: a plain file, or a short list of long names."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        made = super().frombuf(buf, encoding, errors)
+        plain = made.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
+        if not plain and not (made.type == tarfile.XHDTYPE and made.size <= MAX_HEADER):
+            raise DataError(f"{made.name[:200]!r} is no plain file", where="bundle")
+        return made
 
 
 def _unpack(tar: tarfile.TarFile, draft: Path, where: str) -> tuple[Mapping[str, Any], dict[str, bytes]]:
@@ -173,10 +218,10 @@ def _unpack(tar: tarfile.TarFile, draft: Path, where: str) -> tuple[Mapping[str,
     seen: set[str] = set()
     for member in tar:
         name, first = member.name, not seen
-        if not member.isreg() or name in seen:
-            raise DataError(f"{name!r} is no plain file, or is there twice", where=where)
+        if not member.isreg() or member.sparse is not None or name in seen:
+            raise DataError(f"{name[:200]!r} is no plain file, or is there twice", where=where)
         if first != (name == INDEX) or not (name in (INDEX, RECORD, METRICS) or _NAME.fullmatch(name)):
-            raise DataError(f"a bundle holds no member {name!r} here", where=where)
+            raise DataError(f"a bundle holds no member {name[:200]!r} here", where=where)
         seen.add(name)
         source = tar.extractfile(member)
         assert source is not None
@@ -190,6 +235,8 @@ def _unpack(tar: tarfile.TarFile, draft: Path, where: str) -> tuple[Mapping[str,
         if size != member.size:
             raise DataError(f"{name!r} has {member.size} bytes, {INDEX} says {size}", where=where)
         if name in (RECORD, METRICS):
+            if member.size > MAX_TEXT:
+                raise DataError(f"{name} has {member.size} bytes, at most {MAX_TEXT} are read", where=where)
             texts[name] = source.read()
             found = digest(texts[name])
         else:

@@ -1,7 +1,8 @@
 """What a process runs on: Python, packages, machine, and the state of the user's own code.
 
 The digest leaves out what a repetition need not share: host, folder, command line. Secrets stay out: of the environment's
-variables nothing is read, and a patch that holds a private key is not kept.
+variables nothing is read; a patch that holds a private key is not kept, and what looks like a secret in one is blotted
+(``secrets.py``).
 """
 
 from __future__ import annotations
@@ -18,15 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from jurat.platform.canonical import digest
+from jurat.platform.provenance import secrets
 from jurat.platform.provenance.records import EnvironmentFacts
 
 MAX_PATCH = 1 << 20
 """Bytes of a patch that are kept."""
 _OWN = (".py", ".yaml", ".yml", ".toml", ".jsonl", ".sh")
 """Untracked files that belong to the code of a run."""
-_SECRET = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
-_HIDDEN = re.compile(r"(?i)(key|token|secret|password|passwd|credential)[^=]*=")
-_URL = re.compile(r"(\w+://)[^/@\s]*@")
 
 
 def describe(base: Path, *, argv: Sequence[str] = (), more: Mapping[str, Any] | None = None) -> EnvironmentFacts:
@@ -40,15 +39,9 @@ def describe(base: Path, *, argv: Sequence[str] = (), more: Mapping[str, Any] | 
     named = digest({"schema": 1, "kind": "environment", **shared})
     beside = {
         "release": platform.release(), "host": platform.node(), "cpus": os.cpu_count(), "base": str(base),
-        "argv": [redacted(word) for word in argv], "prefix": sys.prefix, **({"patch_left_out": why} if why else {}),
+        "argv": secrets.words(argv), "prefix": sys.prefix, **({"patch_left_out": why} if why else {}),
     }  # fmt: skip
     return EnvironmentFacts(digest=named, attrs={**shared, **beside}, git_commit=commit, patch=patch)
-
-
-def redacted(word: str) -> str:
-    """A word of a command line without what looks like a secret."""
-    hidden = _HIDDEN.search(word)
-    return word[: hidden.end()] + "..." if hidden else _URL.sub(r"\1...@", word)
 
 
 @functools.cache
@@ -78,9 +71,10 @@ def _code(base: Path) -> tuple[str, bytes, str]:
     patch = b"".join(parts)
     if len(patch) > MAX_PATCH:
         return commit.decode().strip(), b"", f"more than {MAX_PATCH >> 10} KiB"
-    if _SECRET.search(patch):
+    text = patch.decode("utf-8", "surrogateescape")
+    if secrets.PRIVATE_KEY.search(text) and not secrets.kept():
         return commit.decode().strip(), b"", "it holds a private key"
-    return commit.decode().strip(), patch, ""
+    return commit.decode().strip(), secrets.blotted_code(text).encode("utf-8", "surrogateescape"), ""
 
 
 def _git(base: Path, *words: str) -> bytes | None:

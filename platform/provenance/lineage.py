@@ -17,6 +17,7 @@ from jurat.platform.provenance import drift, edges, folders, versions
 from jurat.platform.provenance.records import Edge, Node
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.search import flattened
+from jurat.platform.types import CheckpointRef
 
 MAX_NODES = 10_000
 """Of one walk."""
@@ -189,6 +190,25 @@ def _checkpoints(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[st
                       "seed": row.meta.get("seed"), "cursor": cursor(Path(row.path))})
         for row in connection.execute(query)
     ]  # fmt: skip
+
+
+def whole_checkpoint(connection: sa.Connection, digest: str) -> CheckpointRef:
+    """A recorded checkpoint, by its digest, at a place where it is whole. Raises DataError where it is at none."""
+    c, wrong = t.checkpoint.c, "no run recorded it"
+    for row in connection.execute(sa.select(t.checkpoint).where(c.digest == digest).order_by(c.pk.desc())).mappings():
+        manifest = Path(row["path"]) / "manifest.json"
+        if not manifest.is_file():
+            wrong = "its folder is gone"
+        elif folders.file_digest(manifest) != digest:
+            wrong = "another has taken its place"
+        elif not (fault := damaged(manifest.parent)):
+            return CheckpointRef(**{key: row[key] for key in CheckpointRef.__slots__})
+        else:
+            wrong = fault
+    raise DataError(
+        f"checkpoint {digest[:19]}... is not here whole: {wrong}", where=digest,
+        fix="jurat runs show RUN lists those that are kept",
+    )  # fmt: skip
 
 
 def cursor(path: Path) -> Any:

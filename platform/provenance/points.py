@@ -63,7 +63,7 @@ def _part(each: Segment, columns: list[list[Any]], names: dict[int, str], counte
     )
 
 
-def write_parquet(made: pa.Table, path: Path) -> None:
+def write_parquet(made: pa.Table, path: Path | io.BytesIO) -> None:
     pq.write_table(made, path, compression="zstd", use_dictionary=["stage", "name"])
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.db.insert import insert_new
 from jurat.platform.errors import ConfigError, DataError
-from jurat.platform.provenance import edges
+from jurat.platform.provenance import edges, secrets
 from jurat.platform.provenance.lineage import walk
 from jurat.platform.runs.records import RunInfo
 
@@ -33,6 +34,7 @@ def read(connection: sa.Connection, run: RunInfo) -> dict[str, Any]:
     out: dict[str, Any] = {"format": FORMAT, "folder": str(run.folder)}
     row = connection.execute(sa.select(t.run).where(t.run.c.pk == run.pk)).mappings().one()
     out["run"] = _kept(row)
+    out["run"]["recipe"] = secrets.redacted(out["run"]["recipe"])
     for name in OF_RUN:
         table = t.metadata.tables[name]
         query = sa.select(table).where(table.c.run_pk == run.pk).order_by(*table.primary_key.columns)
@@ -93,6 +95,8 @@ def _write(connection: sa.Connection, record: Mapping[str, Any], folder: Path) -
         raise ConfigError(f"there is a run {run_id!r} already", where=str(folder), fix="import it into another --home")
     for row in record["blob"]:
         content = base64.b64decode(row["content"], validate=True)
+        if digest(content) != row["digest"]:
+            raise ValueError("a blob is not what its digest says")
         insert_new(connection, t.blob, [{**_row(t.blob, row), "content": content}])
     for name in (*SHARED.values(), "reward_member"):
         table = t.metadata.tables[name]
@@ -124,10 +128,14 @@ def _row(table: sa.Table, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _moved(path: str, was: Path, folder: Path) -> str:
+    """Where a checkpoint is now: inside the run's folder, whatever was said."""
     inside = Path(path)
-    if not inside.is_relative_to(was) or ".." in inside.parts:
-        return path
-    return str(folder / inside.relative_to(was))
+    if ".." in inside.parts:
+        raise ValueError("a checkpoint lies outside the run's folder")
+    if inside.is_relative_to(was):
+        return str(folder / inside.relative_to(was))
+    parts = [part for part in inside.parts if part != inside.anchor]
+    return str(folder.joinpath(*parts[parts.index("checkpoints") if "checkpoints" in parts else -1 :]))
 
 
 def _releases(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -225,16 +225,10 @@ def record(connection: sa.Connection, run_id: str, segment: int, made_of: Ingred
         joins.append(Edge(src=used, dst=reward, role=t.visible(f"member:{facts.label}")))
     joins.append(Edge(src=reward, dst=here, role="reward", run_id=run_id))
     for part, manifest in made_of.datasets.items():
-        row = {
-            "digest": manifest["digest"], "name": t.visible(str(manifest.get("source", ""))),
-            "split": t.visible(str(manifest.get("split", ""))), "rows": int(manifest.get("rows", 0)),
-            "manifest": dict(manifest), "created": at,
-        }  # fmt: skip
-        insert_new(connection, t.dataset_version, [row])
-        joins.append(Edge(src=Node(kind="dataset_version", id=row["digest"]), dst=here, role=part, run_id=run_id))
+        register_dataset(connection, manifest)
+        joins.append(Edge(src=Node(kind="dataset_version", id=manifest["digest"]), dst=here, role=part, run_id=run_id))
     if made_of.model:
-        row = {"digest": made_of.model, "name": t.visible(made_of.model_name), "created": at}
-        insert_new(connection, t.model_version, [{**row, "manifest": dict(made_of.model_files)}])
+        register_model(connection, made_of.model, made_of.model_name, made_of.model_files)
         joins.append(Edge(src=Node(kind="model_version", id=made_of.model), dst=here, role="base", run_id=run_id))
     found = made_of.environment
     if found is not None:
@@ -252,6 +246,22 @@ def record(connection: sa.Connection, run_id: str, segment: int, made_of: Ingred
         "environment_digest": found.digest if found else None, "model_digest": made_of.model or None,
         "from_checkpoint": made_of.from_checkpoint or None,
     }  # fmt: skip
+
+
+def register_dataset(connection: sa.Connection, manifest: Mapping[str, Any]) -> None:
+    """``manifest``: as of ``datasets.manifest``. What is registered already stays as it is."""
+    row = {
+        "digest": manifest["digest"], "name": t.visible(str(manifest.get("source", ""))),
+        "split": t.visible(str(manifest.get("split", ""))), "rows": int(manifest.get("rows", 0)),
+        "manifest": dict(manifest), "created": now(connection),
+    }  # fmt: skip
+    insert_new(connection, t.dataset_version, [row])
+
+
+def register_model(connection: sa.Connection, named: str, name: str, files: Mapping[str, str]) -> None:
+    """``named``: the digest over ``files``, relative path -> sha256."""
+    row = {"digest": named, "name": t.visible(name), "manifest": dict(files), "created": now(connection)}
+    insert_new(connection, t.model_version, [row])
 
 
 def forked(connection: sa.Connection, run_id: str, parent_run: str, from_checkpoint: str | None) -> None:

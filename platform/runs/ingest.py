@@ -11,6 +11,7 @@ batch, and its name once a process.
 from __future__ import annotations
 
 import itertools
+import math
 import sqlite3
 import weakref
 from array import array
@@ -39,6 +40,8 @@ MAX_NAME = 250
 """Characters."""
 _IN = 500
 """Values of one IN: stays under SQLite's limit of bound parameters."""
+_CHUNK = 100_000
+"""Points read at once."""
 _RUNS = 1000
 """Runs whose names are remembered."""
 
@@ -222,6 +225,38 @@ def fingerprints(points: Columns) -> NDArray[np.uint64]:
         made = (made ^ (made >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         made ^= made >> np.uint64(31)
     return made
+
+
+def faults(connection: sa.Connection, run_pk: int) -> tuple[int, list[str]]:
+    """How many points a run has, and which of its series are not as they were recorded. Called first in a transaction."""
+    if connection.dialect.name == "postgresql":  # the points and what is recorded of them, of one moment
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    p, found = t.metric_point.c, dict[tuple[int, int], tuple[int, int]]()
+    query = sa.select(p.run_pk, p.key_pk, p.segment, p.step, p.at, p.value).where(p.run_pk == run_pk)
+    rows = connection.execute(query, execution_options={"stream_results": True})
+    while chunk := rows.fetchmany(_CHUNK):
+        run, key, segment, step, at, values = zip(*chunk, strict=True)
+        real = array("d", (math.nan if value is None else value for value in values))
+        wholes = [_wholes(column) for column in (run, key, segment, step, at)]
+        folded = fold(Columns._make([*wholes, np.frombuffer(real, np.float64)]))
+        for _, k, s, count, digest, _ in zip(*(column.tolist() for column in folded.series), strict=True):
+            before = found.get((k, s), (0, 0))
+            found[k, s] = (before[0] + count, before[1] ^ digest)
+    recorded = {
+        (key, segment): (points, digest)
+        for key, segment, points, digest in connection.execute(
+            sa.select(_s.key_pk, _s.segment, _s.points, _s.digest).where(_s.run_pk == run_pk)
+        )
+    }
+    names = dict(connection.execute(sa.select(_k.pk, _k.name)).all())  # type: ignore[arg-type]
+    out = []
+    for series in sorted(found.keys() | recorded.keys()):
+        there, was = found.get(series, (0, 0)), recorded.get(series, (0, 0))
+        if there != was:
+            how = "their values differ" if there[0] == was[0] else f"{was[0]} were recorded"
+            name = names.get(series[0], series[0])
+            out.append(f"metric {name!r} of segment {series[1]}: {there[0]} points are there, {how}")
+    return sum(count for count, _ in found.values()), out
 
 
 class _Folded(NamedTuple):

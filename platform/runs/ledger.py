@@ -2,11 +2,11 @@
 
     record_*  ->  bounded queue  ->  writer thread  ->  Parquet part (batches) ->  one transaction per group
                        |                                     | disk full                | database locked or away
-                       | full                                v                          v
+                       | full           (none below a floor) v                          v
                        +-> spool file, by the caller         kept and tried again       spool file, drained later
 
 ``flush`` returns when everything recorded before it is committed, or fsynced in the spool, or known to be lost, which
-is logged.
+is logged. While the database is known to be away it asks the spool alone, so that no checkpoint waits for a dead service.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import functools
 import itertools
 import logging
 import math
@@ -24,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError as BadData
@@ -36,16 +37,22 @@ from jurat.platform.errors import DataError, FencedOut, Interrupted
 from jurat.platform.faults import point
 from jurat.platform.runs import events, ingest, leases, rollouts
 from jurat.platform.runs import repository as sql
+from jurat.platform.runs.disk import spare
 from jurat.platform.runs.records import Lease, RunInfo, Segment
+from jurat.platform.runs.rollouts import Advantages
 from jurat.platform.runs.spool import Op, Spool
 from jurat.platform.runs.store import Store, checkpoint_row, evaluation_row, now
-from jurat.platform.types import Batch, CheckpointRef, Evaluation, StepReport, UpdateReport
+from jurat.platform.types import Batch, CheckpointRef, Evaluation, FloatArray, StepReport, UpdateReport
 
 log = logging.getLogger(__name__)
 
 _GROUP = 64
 """Records per transaction at most."""
-_FACTS = {"evaluation": t.evaluation, "part": t.data_part, "verdicts": t.verdict_stat}
+_CHUNK = 1000
+"""Facts per transaction at most, where many waited."""
+_HELD = 100_000
+"""Facts kept in memory while neither the database nor the spool takes any: about 50 MB. Of more the oldest are lost."""
+_FACTS = {"evaluation": t.evaluation, "part": t.data_part, "index": t.part_index, "verdicts": t.verdict_stat}
 
 
 UNFIT = (IntegrityError, BadData, OverflowError, ValueError, TypeError, KeyError)
@@ -68,12 +75,32 @@ class Health:
     """Records not yet durable."""
     fenced: int
     """Records that were refused because another process has the run: they are in ``spool.rejected.jsonl``."""
+    blocked: float
+    """Seconds of the longest call of ``record_*``: what the loop waited at most for its record."""
+    flushed: float
+    """Seconds of the longest ``flush``."""
 
 
 _Done = concurrent.futures.Future[None]
+_Item = Batch | Advantages | list[Op]
 Facts = Callable[[Sequence[Op]], None]
 """Commits facts, all or none. Raises OSError where it cannot be reached (they are spooled, and sent again), FencedOut where
 another process has the run, ValueError for facts that it refuses."""
+
+
+_P = ParamSpec("_P")
+
+
+def _timed(record: Callable[Concatenate[Any, _P], None]) -> Callable[Concatenate[Any, _P], None]:
+    """Note how long the loop waited."""
+
+    @functools.wraps(record)
+    def timed(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        began = time.perf_counter()
+        record(self, *args, **kwargs)
+        self._blocked = max(self._blocked, time.perf_counter() - began)
+
+    return timed
 
 
 class RunLedger:
@@ -114,14 +141,18 @@ class RunLedger:
         self._mark = secrets.token_hex(6)
         self._events = itertools.count(1)
         self._wake = threading.Condition()
-        self._queue: deque[tuple[Batch | list[Op] | _Done, int]] = deque()
+        self._queue: deque[tuple[_Item | _Done, int]] = deque()
         self._bytes = 0
         self._closing = False
+        self._blocked = self._flushed = 0.0
         # Below: the writer thread's own.
-        self._stuck: deque[tuple[Batch, int]] = deque()  # batches the disk would not take
+        self._stuck: deque[tuple[Batch | Advantages, int]] = deque()  # batches the disk would not take
         self._held: list[Op] = []  # facts that neither the database nor the spool would take
         self._retry_at = 0.0
         self._outage: float | None = None
+        self._told: set[str] = set()  # what the log heard of this outage
+        self._lost_before = 0
+        self._left_out = 0  # batches since the disk was found nearly full
         self._failures = self._spooled = self._lost = self._rejected = self._fenced = 0
         self._thread = threading.Thread(target=self._work, name=f"ledger-{run.id}", daemon=True)
         self._thread.start()
@@ -129,6 +160,7 @@ class RunLedger:
 
     # ---- the port ----
 
+    @_timed
     def record_batch(self, batch: Batch) -> None:
         try:
             size = _size(batch)
@@ -138,23 +170,34 @@ class RunLedger:
             return
         self._put(batch, size)
 
+    @_timed
+    def record_advantages(self, step: int, advantages: Mapping[str, FloatArray]) -> None:
+        size = sum(each.nbytes + 200 for each in advantages.values())
+        self._put(Advantages(step=step, of=dict(advantages)), size)
+
+    @_timed
     def record_step(self, report: StepReport) -> None:
         self._put_made(lambda: self._metrics(report))
 
+    @_timed
     def record_checkpoint(self, ref: CheckpointRef) -> None:
         self._put_made(lambda: [{"op": "checkpoint", **checkpoint_row(ref, self._segment.no, now())}])
         self._recorded(ref)
 
+    @_timed
     def record_evaluation(self, result: Evaluation) -> None:
         self._put_made(lambda: [{"op": "evaluation", **evaluation_row(result, self._segment.no, now())}])
 
+    @_timed
     def record_event(self, kind: str, payload: Mapping[str, Any]) -> None:
         self._put_made(lambda: [self._event(kind, payload)])
 
     async def flush(self) -> None:
+        began = time.perf_counter()
         done = self._ask()
         if done is not None:
             await asyncio.wrap_future(done)
+            self._flushed = max(self._flushed, time.perf_counter() - began)
 
     # ---- for the process that owns it ----
 
@@ -191,7 +234,7 @@ class RunLedger:
             waiting = len(self._queue) + len(self._stuck) + len(self._held)
         return Health(
             failures=self._failures, spooled=self._spooled, lost=self._lost, rejected=self._rejected, waiting=waiting,
-            fenced=self._fenced,
+            fenced=self._fenced, blocked=self._blocked, flushed=self._flushed,
         )  # fmt: skip
 
     # ---- the caller's side ----
@@ -225,7 +268,7 @@ class RunLedger:
             return
         self._put(ops, 500 * len(ops))
 
-    def _put(self, item: Batch | list[Op], size: int) -> None:
+    def _put(self, item: _Item, size: int) -> None:
         with self._wake:
             full = len(self._queue) >= self._max_records or (self._bytes > 0 and self._bytes + size > self._max_bytes)
             if not full and not self._closing:
@@ -258,8 +301,8 @@ class RunLedger:
                 closing = self._closing and not self._queue
             waiters = [item for item, _ in taken if isinstance(item, concurrent.futures.Future)]
             urgent = bool(waiters) or closing
-            self._guarded(lambda: self._store_group(taken, urgent=urgent))  # noqa: B023 - called at once
-            if closing and self._through is not None and not (self._fenced or self._spool.empty()):
+            self._guarded(lambda: self._store_group(taken, urgent=urgent, last=closing))  # noqa: B023 - called at once
+            if closing and self._through is not None and not self._fenced and (self._held or not self._spool.empty()):
                 self._through = None  # it is away, and this is the last that we can do
                 self._guarded(lambda: self._commit([], due=True))
             for waiter in waiters:
@@ -285,13 +328,13 @@ class RunLedger:
             self._failures += 1
             log.exception("the ledger failed on a group of records")
 
-    def _store_group(self, taken: Sequence[tuple[Batch | list[Op] | _Done, int]], *, urgent: bool) -> None:
+    def _store_group(self, taken: Sequence[tuple[_Item | _Done, int]], *, urgent: bool, last: bool) -> None:
         ops: list[Op] = []
-        due = urgent or time.monotonic() >= self._retry_at
-        batches = [*self._stuck] if due else []
-        if due:
+        due = last or time.monotonic() >= self._retry_at
+        batches = [*self._stuck] if due or urgent else []
+        if due or urgent:
             self._stuck.clear()
-        batches += [(item, size) for item, size in taken if isinstance(item, Batch)]
+        batches += [(item, size) for item, size in taken if isinstance(item, (Batch, Advantages))]
         for batch, size in batches:
             try:
                 ops += self._facts(batch)
@@ -312,20 +355,43 @@ class RunLedger:
                     self._bytes -= size
         self._commit(ops, due=due)
 
-    def _facts(self, item: Batch | list[Op]) -> list[Op]:
+    def _facts(self, item: _Item) -> list[Op]:
         """The facts of a record; a batch is written as a part first. Raises OSError."""
         if isinstance(item, list):
             return item
+        low = spare(self._folder) < 0
+        if isinstance(item, Advantages):
+            table = rollouts.advantage_table(item, segment=self._segment.no)
+            return [] if low else [self._part(table, item.step, "advantage")]
+        place = {"segment": self._segment.no, "step": item.step}
+        judged = (scored.judgement.verdicts for _, scored, _, _ in rollouts.members(item))
+        stats: list[Op] = [{"op": "verdicts", **row} for row in rollouts.verdict_rows(judged, **place)]
+        noted = self._note_room(item.step, low)
+        if low:
+            return [*noted, *stats]
         table = rollouts.to_table(
             item, run_id=self._run.id, stage=self._stage, segment=self._segment.no, texts=self._texts
         )
-        name = rollouts.part_name(self._stage, item.step, self._segment.no)
+        part = self._part(table, item.step, "rollout")
+        index = rollouts.index_row(part["path"], table["rollout_id"].to_pylist(), table["status"].to_pylist())
+        return [*noted, part, {"op": "index", **index}, *stats]
+
+    def _part(self, table: Any, step: int, kind: str) -> Op:
+        name = rollouts.part_name(self._stage, step, self._segment.no, kind)
         path, digest, size = rollouts.write_part(self._folder, table, name)
-        place = {"segment": self._segment.no, "step": item.step}
-        part = rollouts.part_row(path, digest, size, **place, rows=table.num_rows, at=now())
-        judged = (scored.judgement.verdicts for _, scored, _, _ in rollouts.members(item))
-        stats = rollouts.verdict_rows(judged, **place)
-        return [{"op": "part", **part}, *({"op": "verdicts", **row} for row in stats)]
+        place = {"segment": self._segment.no, "step": step, "rows": table.num_rows, "at": now()}
+        return {"op": "part", **rollouts.part_row(path, digest, size, kind=kind, **place)}
+
+    def _note_room(self, step: int, low: bool) -> list[Op]:
+        """An event where the disk falls below its floor, so that rollouts are left out, and where it has room again."""
+        if low:
+            self._left_out += 1
+            if self._left_out > 1:
+                return []
+            log.warning("the disk of %s is nearly full: rollouts are left out, numbers go on", self._folder)
+            return [self._event("disk_low", {"step": step})]
+        left_out, self._left_out = self._left_out, 0
+        return [self._event("disk_has_room", {"step": step, "left_out": left_out})] if left_out else []
 
     def _commit(self, new: list[Op], *, due: bool) -> None:
         ops = self._held + new
@@ -337,8 +403,8 @@ class RunLedger:
             return
         try:
             drained = self._spool.drain(self._apply)
-            if ops:
-                self._apply(ops)
+            for first in range(0, len(ops), _CHUNK):
+                self._apply(ops[first : first + _CHUNK])
         except FencedOut as error:
             log.error("%s", error.what)
             self._refuse(ops)
@@ -366,22 +432,37 @@ class RunLedger:
             self._spooled += len(ops)
         except OSError as error:
             self._failed("cannot write to the spool: %s", error)
-            self._held = ops[-100_000:]
-            self._lost += len(ops) - len(self._held)
+            self._held = ops[-_HELD:]
+            if lost := len(ops) - len(self._held):
+                self._lost += lost
+                if "lost" not in self._told:
+                    self._told.add("lost")
+                    log.error(
+                        "neither the database nor the disk takes the record: all but the newest %d facts are lost",
+                        _HELD,
+                    )
 
     def _failed(self, message: str, error: object) -> None:
         self._failures += 1
         self._retry_at = time.monotonic() + self._retry_seconds
-        if self._outage is None:  # one line an outage
-            self._outage = time.monotonic()
+        if self._outage is None:
+            self._outage, self._lost_before = time.monotonic(), self._lost
+        if message not in self._told:  # one line an outage
+            self._told.add(message)
             log.warning(message + "; training goes on, the record is kept and tried again", str(error).strip())
 
     def _recovered(self, drained: int) -> None:
         if self._outage is None or self._stuck:
             return
         seconds, self._outage = time.monotonic() - self._outage, None
-        log.warning("the record is whole again after %.1f s; %d facts came from the spool", seconds, drained)
-        self._guarded(lambda: self._apply([self._event("tracking_outage", {"seconds": seconds, "spooled": drained})]))
+        self._told.clear()
+        lost = self._lost - self._lost_before
+        whole = f"lacks {lost} records" if lost else "is whole again"
+        log.warning("the record %s after %.1f s; %d facts came from the spool", whole, seconds, drained)
+        said = {
+            "seconds": seconds, "spooled": drained, "lost": lost, "blocked": self._blocked, "flushed": self._flushed,
+        }  # fmt: skip
+        self._guarded(lambda: self._apply([self._event("tracking_outage", said)]))
 
     def _apply(self, ops: Sequence[Op]) -> None:
         """Commit facts in one transaction. One that the database refuses for what it is does not hold up the others."""
@@ -405,25 +486,33 @@ class RunLedger:
     def _recover(self) -> None:
         """What a killed process left: half-written files go, whole parts without a row get theirs."""
         removed = rollouts.clean(self._folder)
-        known = frozenset(part.path for part in self._store.parts(self._run, canonical=False))
+        known = frozenset(part.path for part in self._store.parts(self._run, kind=None, canonical=False))
         segments = {segment.no for segment in self._store.segments(self._run)}
         ops: list[Op] = []
         adopted = 0
         for relative, path in rollouts.uncatalogued(self._folder, known):
+            kind = next(kind for kind, folder in rollouts.FOLDERS.items() if relative.startswith(f"{folder}/"))
             try:
-                records = rollouts.records_of(path)
+                segment, step, count = rollouts.step_of(path)
+                records = rollouts.records_of(path) if kind == "rollout" else []
             except DataError as error:
                 log.warning("%s: %s", error.where, error.what)
                 continue
-            if not records or records[0].segment not in segments:
+            if not count or segment not in segments:
                 continue
-            place = {"segment": records[0].segment, "step": records[0].step}
-            size = path.stat().st_size
-            row = rollouts.part_row(relative, rollouts.file_digest(path), size, **place, rows=len(records), at=now())
-            ops.append({"op": "part", **row})
+            place = {"segment": segment, "step": step}
+            digest, size = rollouts.file_digest(path), path.stat().st_size
+            row = rollouts.part_row(relative, digest, size, **place, rows=count, at=now(), kind=kind)
+            adopted += 1
+            if kind != "rollout":
+                ops.append({"op": "part", **row})
+                continue
+            ids = [record.scored.rollout.id for record in records]
+            first = [next(iter(record.scored.judgement.verdicts.values()), None) for record in records]
+            index = rollouts.index_row(relative, ids, [verdict.status if verdict else None for verdict in first])
+            ops += [{"op": "part", **row}, {"op": "index", **index}]
             judged = (record.scored.judgement.verdicts for record in records)
             ops += [{"op": "verdicts", **stat} for stat in rollouts.verdict_rows(judged, **place)]
-            adopted += 1
         if removed or adopted:
             ops.append(self._event("recovered", {"half_written": removed, "adopted": adopted}))
         self._commit(ops, due=True)
@@ -441,6 +530,8 @@ def insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op], *, epoch: 
         rows.setdefault(op["op"], []).append({key: value for key, value in op.items() if key != "op"})
     if "checkpoint" in rows:
         sql.insert_checkpoints(connection, run_pk, rows.pop("checkpoint"))
+    if "index" in rows:
+        rows["index"] = [rollouts.index_of(row) for row in rows["index"]]
     for kind, table in _FACTS.items():
         if kind in rows:
             sql.insert_facts(connection, table, run_pk, rows.pop(kind))

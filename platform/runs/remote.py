@@ -62,7 +62,7 @@ class ServiceFacts:
                 if self._connection is not None:
                     self._connection.close()
                 self._connection = None
-                if kept and not fresh:
+                if kept and not fresh and not isinstance(error, TimeoutError):
                     continue  # a connection that the service closed while it was idle
                 raise error if isinstance(error, OSError) else OSError(f"no answer: {error!r}") from None
             try:

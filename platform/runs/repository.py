@@ -15,10 +15,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
 from jurat.platform.db.insert import insert_new
-from jurat.platform.provenance import edges, versions
+from jurat.platform.provenance import edges, secrets, versions
 from jurat.platform.provenance.records import Ingredients
 from jurat.platform.recipe import Recipe
-from jurat.platform.runs import events, metrics, search
+from jurat.platform.runs import bloom, events, metrics, search
 from jurat.platform.runs.leases import run_of
 from jurat.platform.runs.records import Measured, Part, RunInfo, Saved, Segment, VerdictStat
 from jurat.platform.runs.states import LIMITS, Limits, State
@@ -57,7 +57,7 @@ def new_run(
     whole = recipe.model_dump(mode="json")
     row = {
         "id": run_id, "name": t.visible(recipe.name), "state": state, "detail": "", "version": 1, "recipe": whole,
-        "recipe_digest": recipe_digest, "reward_digest": reward_digest, "meta": dict(meta or {}), "created": at,
+        "recipe_digest": recipe_digest, "reward_digest": reward_digest, "meta": secrets.redacted(dict(meta or {})), "created": at,
         "project": t.visible(project), "priority": priority, "max_restarts": max_restarts, "max_runtime": max_runtime,
         "parent_run": parent_run, "from_checkpoint": from_checkpoint,
         "deadline": at + int((limits.of(state) or 0) * 1_000_000),
@@ -67,9 +67,9 @@ def new_run(
     pk = done.scalar()
     if pk is None:
         return False
-    search.label(connection, pk, "param", search.flattened(whole))
+    search.label(connection, pk, "param", secrets.redacted(search.flattened(whole)))
     if tags:
-        search.label(connection, pk, "tag", tags)
+        search.label(connection, pk, "tag", secrets.redacted(dict(tags)))
     if parent_run is not None:
         versions.forked(connection, run_id, parent_run, from_checkpoint)
     if state != "created":
@@ -196,8 +196,16 @@ def evaluations(connection: sa.Connection, run_pk: int) -> list[Measured]:
     ]
 
 
-def parts(connection: sa.Connection, run_pk: int, *, kind: str, step: int | None, canonical: bool) -> list[Part]:
-    """By (stage, step)."""
+def parts(
+    connection: sa.Connection,
+    run_pk: int,
+    *,
+    kind: str | None,
+    step: int | None,
+    canonical: bool,
+    holding: str | None = None,
+) -> list[Part]:
+    """By (stage, step). ``holding``: only those that may have the rollout of this id."""
     view = t.canonical_data_part
     if not canonical:
         everything = sa.select(t.data_part, t.segment.c.stage, t.segment.c.stage_index).join(
@@ -205,12 +213,28 @@ def parts(connection: sa.Connection, run_pk: int, *, kind: str, step: int | None
         )
         view = everything.subquery()  # type: ignore[assignment]
     c = view.c
-    query = (
-        sa.select(view).where(c.run_pk == run_pk, c.kind == kind).order_by(c.stage_index, c.step_min, c.segment, c.path)
-    )
+    query = sa.select(view).where(c.run_pk == run_pk).order_by(c.stage_index, c.step_min, c.segment, c.path)
+    if kind is not None:
+        query = query.where(c.kind == kind)
     if step is not None:
         query = query.where(c.step_min <= step, c.step_max >= step)
-    return [Part(**{key: row[key] for key in Part.__slots__}) for row in connection.execute(query).mappings()]
+    if holding is not None:
+        i = t.part_index.c
+        blocks = sa.func.length(i.ids, type_=sa.Integer) // bloom.BLOCK
+        first = 1 + bloom.BLOCK * (sa.literal(bloom.place(holding), sa.Integer) % blocks)
+        query = query.add_columns(sa.func.substr(i.ids, first, bloom.BLOCK, type_=t.Bytes).label("block"))
+        query = query.outerjoin(t.part_index, sa.and_(i.run_pk == c.run_pk, i.path == c.path))
+    return [
+        Part(**{key: row[key] for key in Part.__slots__})
+        for row in connection.execute(query).mappings()
+        if holding is None or row["block"] is None or bloom.may_hold(row["block"], holding)
+    ]
+
+
+def part_statuses(connection: sa.Connection, run_pk: int) -> dict[str, dict[str, int]]:
+    """{path of a part of rollouts: {status of the first member: rows}} of those that are indexed."""
+    i = t.part_index.c
+    return {path: found for path, found in connection.execute(sa.select(i.path, i.statuses).where(i.run_pk == run_pk))}
 
 
 def verdict_stats(connection: sa.Connection, run_pk: int) -> list[VerdictStat]:

@@ -7,12 +7,14 @@ rewards, why a group was sized or discarded. Text that UTF-8 cannot hold (lone s
 
 from __future__ import annotations
 
+import base64
 import heapq
 import json
 import math
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from jurat.platform.canonical import digest
 from jurat.platform.db.tables import plain
 from jurat.platform.errors import DataError
 from jurat.platform.faults import point
+from jurat.platform.runs import bloom
 from jurat.platform.runs.records import Part, RunInfo
 from jurat.platform.runs.store import Store
 from jurat.platform.types import (
@@ -33,6 +36,7 @@ from jurat.platform.types import (
     PHASES,
     Allocation,
     Batch,
+    FloatArray,
     Group,
     Judgement,
     Message,
@@ -110,6 +114,16 @@ SCHEMA = pa.schema(
         ("seconds", _SECONDS),  # by phase; null where nothing was sampled, and in parts written before there was one
     ]
 )
+ADVANTAGE_SCHEMA = pa.schema(
+    [
+        ("rollout_id", pa.string()),
+        ("segment", pa.int32()),
+        ("step", pa.int64()),
+        ("advantage", pa.float32()),  # mean over the tokens that learn
+        ("advantages", pa.list_(pa.float32())),  # [M] of each token that learns; null where all are equal
+    ]
+)
+"""Of parts of kind ``advantage``: what the loss was told of each sample that learnt. Samples of a step in their order."""
 _REPEATED = [
     "tokens.list.element", *(field.name for field in SCHEMA if pa.types.is_string(field.type)),
     *(f"verdicts.list.element.{field.name}" for field in _VERDICT if pa.types.is_string(field.type)),
@@ -142,6 +156,15 @@ class Page:
     """Parts that are missing or damaged, each with why; their rows are not among the records."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Advantages:
+    """Of the samples of a step, after normalisation and credit, as the loss takes them."""
+
+    step: int
+    of: Mapping[str, FloatArray]
+    """rollout id -> [M], its tokens that learn"""
+
+
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +191,21 @@ def to_table(batch: Batch, *, run_id: str, stage: str, segment: int, texts: bool
     return pa.Table.from_arrays(columns, schema=SCHEMA.with_metadata({key: str(value) for key, value in notes.items()}))
 
 
+def advantage_table(advantages: Advantages, *, segment: int) -> pa.Table:
+    ids, values = list(advantages.of), list(advantages.of.values())
+    even = [not len(each) or bool((each == each[0]).all()) for each in values]
+    columns = [
+        pa.array(ids, pa.string()),
+        pa.array([segment] * len(ids), pa.int32()),
+        pa.array([advantages.step] * len(ids), pa.int64()),
+        pa.array([float(each.mean(dtype=np.float64)) if len(each) else 0.0 for each in values], pa.float32()),
+        pa.array([None if same else each for same, each in zip(even, values, strict=True)], pa.list_(pa.float32())),
+    ]
+    notes = {"jurat.schema": SCHEMA_VERSION, "jurat.segment": segment, "jurat.step": advantages.step}
+    schema = ADVANTAGE_SCHEMA.with_metadata({key: str(value) for key, value in notes.items()})
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
     """Arrays of numbers as one list column, laid end to end; anything else value by value."""
     if not (values and all(isinstance(value, np.ndarray) for value in values)):
@@ -182,8 +220,9 @@ def write_part(folder: Path, table: pa.Table, name: str) -> tuple[str, str, int]
     If the name is taken by other bytes, the next free one is used: a part is never overwritten.
     """
     sink = pa.BufferOutputStream()
+    encoding = {"char_ends.list.element": "DELTA_BINARY_PACKED"} if "char_ends" in table.column_names else None
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True, use_dictionary=_REPEATED,
-                   column_encoding={"char_ends.list.element": "DELTA_BINARY_PACKED"})  # fmt: skip
+                   column_encoding=encoding)  # fmt: skip
     data = sink.getvalue()
     view = memoryview(data)
     named = digest(view.tobytes())
@@ -213,15 +252,21 @@ def write_part(folder: Path, table: pa.Table, name: str) -> tuple[str, str, int]
     return path.relative_to(folder).as_posix(), named, len(view)
 
 
-def part_name(stage: str, step: int, segment: int) -> str:
+FOLDERS = {"rollout": "rollouts", "advantage": "advantages"}
+"""Kind of a part -> where its files are, under the run's folder."""
+
+
+def part_name(stage: str, step: int, segment: int, kind: str = "rollout") -> str:
     """Example: ``rollouts/grpo/step-000012-seg0.parquet``."""
-    return f"rollouts/{stage or 'main'}/step-{step:06d}-seg{segment}.parquet"
+    return f"{FOLDERS[kind]}/{stage or 'main'}/step-{step:06d}-seg{segment}.parquet"
 
 
-def part_row(path: str, digested: str, size: int, *, segment: int, step: int, rows: int, at: int) -> dict[str, Any]:
+def part_row(
+    path: str, digested: str, size: int, *, segment: int, step: int, rows: int, at: int, kind: str = "rollout"
+) -> dict[str, Any]:
     return {
         "segment": segment,
-        "kind": "rollout",
+        "kind": kind,
         "step_min": step,
         "step_max": step,
         "path": path,
@@ -231,6 +276,22 @@ def part_row(path: str, digested: str, size: int, *, segment: int, step: int, ro
         "schema_version": SCHEMA_VERSION,
         "at": at,
     }
+
+
+def index_row(path: str, ids: Sequence[str], statuses: Iterable[str | None]) -> dict[str, Any]:
+    """Of ``part_index``, as JSON: what is in a part, told without opening it."""
+    counted = Counter(status or "" for status in statuses)
+    return {"path": path, "statuses": dict(counted), "ids": base64.b64encode(bloom.made(ids)).decode("ascii")}
+
+
+def index_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """``index_row`` as it is stored. Raises ValueError, TypeError or KeyError for what is none."""
+    ids = base64.b64decode(row["ids"], validate=True)
+    counts = row["statuses"]
+    sound = isinstance(counts, Mapping) and all(type(count) is int and count >= 0 for count in counts.values())
+    if not ids or len(ids) % bloom.BLOCK or not sound:
+        raise ValueError("not an index of a part")
+    return {**row, "ids": ids}
 
 
 def verdict_rows(verdicts: Iterable[Mapping[str, Verdict]], *, segment: int, step: int) -> list[dict[str, Any]]:
@@ -413,7 +474,7 @@ def read(
 
 def find(store: Store, run: RunInfo, rollout_id: str) -> Record | None:
     """One rollout by its id; of several segments that made it the newest. Parts that are damaged are left out."""
-    for part in reversed(store.parts(run)):
+    for part in reversed(store.parts(run, holding=rollout_id)):
         try:
             ids = _load(run, part, ["rollout_id"]).column(0)
             if (place := ids.index(rollout_id).as_py()) >= 0:
@@ -433,7 +494,7 @@ def _badness(columns: Mapping[str, list[Any]], row: int) -> tuple[bool, float, i
 def verify_parts(store: Store, run: RunInfo) -> list[str]:
     """Every catalogued part, superseded ones too, against its digest: the faults, in words."""
     faults = []
-    for part in store.parts(run, canonical=False):
+    for part in store.parts(run, kind=None, canonical=False):
         try:
             path = locate(run, part.path)
             found = file_digest(path)
@@ -450,6 +511,16 @@ def records_of(path: Path) -> list[Record]:
     try:
         with pq.ParquetFile(path) as file:
             return [_record(row) for row in file.read().to_pylist()]
+    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+        raise DataError(f"not a part: {error}", where=str(path)) from None
+
+
+def step_of(path: Path) -> tuple[int, int, int]:
+    """(segment, step, rows) of a part file, by its own notes. Raises DataError."""
+    try:
+        about = pq.read_metadata(path)
+        notes = about.metadata or {}
+        return int(notes[b"jurat.segment"]), int(notes[b"jurat.step"]), about.num_rows
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
         raise DataError(f"not a part: {error}", where=str(path)) from None
 
@@ -494,7 +565,7 @@ def _load(run: RunInfo, part: Part, columns: list[str] | None = None) -> pa.Tabl
 def clean(folder: Path) -> int:
     """Remove what dead processes left half written under a run's folder; how many files that were."""
     removed = 0
-    for path in (folder / "rollouts").glob("**/*.tmp"):
+    for path in (path for kind in FOLDERS.values() for path in (folder / kind).glob("**/*.tmp")):
         if f".{_PROCESS}." not in path.name:
             path.unlink(missing_ok=True)
             removed += 1
@@ -503,7 +574,7 @@ def clean(folder: Path) -> int:
 
 def uncatalogued(folder: Path, known: frozenset[str]) -> Iterator[tuple[str, Path]]:
     """(relative path, path) of whole parts that no row names: written, then killed before the commit."""
-    for path in sorted((folder / "rollouts").glob("**/*.parquet")):
+    for path in sorted(path for kind in FOLDERS.values() for path in (folder / kind).glob("**/*.parquet")):
         relative = path.relative_to(folder).as_posix()
         if relative not in known and not path.is_symlink():
             yield relative, path

@@ -47,7 +47,8 @@ class Bucket:
     last: float
 
 
-class _Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Part:
     """What some points of a bucket come to; ``total`` without the huge ones."""
 
     first_step: int
@@ -179,29 +180,31 @@ def _of_rollups(
 
 def _joined(one: _Part, other: _Part) -> _Part:
     """Of two parts of a bucket that share no step."""
-    numbers_ = lambda a, b: [value for value in (a, b) if value is not None]
-    totals = numbers_(one.total, other.total)
+    totals = _there(one.total, other.total)
     return _Part(
         first_step=min(one.first_step, other.first_step),
         last_step=max(one.last_step, other.last_step),
         count=one.count + other.count,
         total=sum(totals) if totals else None,
-        least=min(numbers_(one.least, other.least), default=None),
-        most=max(numbers_(one.most, other.most), default=None),
+        least=min(_there(one.least, other.least), default=None),
+        most=max(_there(one.most, other.most), default=None),
         last=max(one, other, key=lambda part: part.last_step).last,
     )
 
 
+def _there(*values: float | None) -> list[float]:
+    return [value for value in values if value is not None]
+
+
 def _bucket(stage: str, part: _Part) -> Bucket:
-    real = lambda value: math.nan if value is None else value
-    least, most = real(part.least), real(part.most)
+    least, most, last = (math.nan if each is None else each for each in (part.least, part.most, part.last))
     if least < -HUGE or most > HUGE:
         mean = (math.inf if most > HUGE else 0.0) + (-math.inf if least < -HUGE else 0.0)
     else:
-        mean = part.total / part.count if part.count and part.total is not None else math.nan
+        mean = math.nan if part.total is None else part.total / part.count
     return Bucket(
         stage=stage, first_step=part.first_step, last_step=part.last_step, count=part.count, mean=mean, least=least,
-        most=most, last=real(part.last),
+        most=most, last=last,
     )  # fmt: skip
 
 
@@ -233,7 +236,7 @@ def fill(connection: sa.Connection, series: Series) -> None:
     end = min(_top(connection, series), rolled + AT_ONCE) >> LEVELS[0] << LEVELS[0]
     if end <= rolled:
         return
-    columns = ["run_pk", "key_pk", "segment", "level", "bucket", *_Part._fields]
+    columns = ["run_pk", "key_pk", "segment", "level", "bucket", *_Part.__slots__]
     for place, level in enumerate(LEVELS):
         low, high = rolled >> level << level, end >> level << level
         connection.execute(

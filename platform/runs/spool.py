@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jurat.platform.faults import point
+
 Op = dict[str, Any]
 """One fact: ``{"op": "metric", ...}``, JSON values only."""
 
@@ -65,6 +67,7 @@ class Spool:
                 ops = _read(self._draining)
                 for first in range(0, len(ops), _CHUNK):
                     apply(ops[first : first + _CHUNK])
+                point("spool.before_forget")
                 self._draining.unlink()
                 drained += len(ops)
 

@@ -364,10 +364,21 @@ class Store:
             return sql.evaluations(connection, run.pk)
 
     def parts(
-        self, run: RunInfo, *, kind: str = "rollout", step: int | None = None, canonical: bool = True
+        self,
+        run: RunInfo,
+        *,
+        kind: str | None = "rollout",
+        step: int | None = None,
+        canonical: bool = True,
+        holding: str | None = None,
     ) -> list[Part]:
+        """``kind``: ``rollout``, ``advantage`` or None, all. ``holding``: only those that may have the rollout of this id."""
         with self._reading() as connection:
-            return sql.parts(connection, run.pk, kind=kind, step=step, canonical=canonical)
+            return sql.parts(connection, run.pk, kind=kind, step=step, canonical=canonical, holding=holding)
+
+    def part_statuses(self, run: RunInfo) -> dict[str, dict[str, int]]:
+        with self._reading() as connection:
+            return sql.part_statuses(connection, run.pk)
 
     def verdict_stats(self, run: RunInfo) -> list[VerdictStat]:
         with self._reading() as connection:

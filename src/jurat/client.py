@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -124,6 +127,74 @@ class Client:
 
     def command(self, run: str, kind: Literal["pause", "resume", "cancel", "checkpoint"]) -> Json:
         return self._json("POST", f"/runs/{_part(run)}:{kind}", headers={"Idempotency-Key": secrets.token_hex(16)})
+
+    def fork(
+        self,
+        run: str,
+        config: Mapping[str, Any] | None = None,
+        *,
+        checkpoint: str | None = None,
+        once: str | None = None,
+        **more: Any,
+    ) -> Json:
+        """Launch a run that begins with the weights of a checkpoint (None: the newest) of this one; ``more``: id, project,
+        tags, priority, max_restarts, max_runtime."""
+        body = {"config": dict(config or {}), "checkpoint": checkpoint, **more}
+        headers = {"Idempotency-Key": once or secrets.token_hex(16)}
+        return self._json("POST", f"/runs/{_part(run)}:fork", body, headers=headers)
+
+    def export(
+        self,
+        run: str,
+        out: Path,
+        *,
+        format: Literal["bundle", "prov-json", "parquet", "csv"] = "bundle",
+        weights: bool = True,
+    ) -> int:
+        """Write a run to a new file, which is there whole or not at all; its size in bytes."""
+        draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+        target = f"/runs/{_part(run)}:export?{urlencode({'format': format, 'weights': str(weights).lower()})}"
+        try:
+            with draft.open("xb") as file, self._asked("GET", target) as answer:
+                while piece := answer.read(1 << 20):
+                    file.write(piece)
+            os.link(draft, out)  # never over a file that is there
+        finally:
+            draft.unlink(missing_ok=True)
+        return out.stat().st_size
+
+    def import_bundle(self, bundle: Path, *, once: str | None = None) -> Json:
+        """Take in what ``export`` wrote elsewhere: all of it or nothing. Needs the scope admin."""
+        headers = {
+            "Content-Type": "application/x-tar",
+            "Content-Length": str(bundle.stat().st_size),
+            "Idempotency-Key": once or secrets.token_hex(16),
+        }
+        with bundle.open("rb") as file, self._asked("POST", "/runs:import", file, headers) as answer:
+            found: Json = json.loads(answer.read())
+            return found
+
+    @contextmanager
+    def _asked(
+        self, method: str, target: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """An answer that is read as it comes, over a connection of its own."""
+        connection = self._open()
+        try:
+            try:
+                connection.request(
+                    method, f"{self._path}/api/v1{target}", body, {**self._headers(), **(headers or {})}
+                )
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # refused before all of the body was sent: the answer says why
+            answer = connection.getresponse()
+            if answer.status >= 400:
+                raise ServiceError(_problem(answer.status, answer.read()))
+            yield answer
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(f"the connection is lost: {error}", where=self.url, fix="try again") from None
+        finally:
+            connection.close()
 
     def wait(
         self,
@@ -254,6 +325,31 @@ class Client:
         path = f"/verifier-versions/{_part(digest)}"
         version = self._json("GET", path)["status_at"] or 0
         return self._json("PATCH", path, {"status": status, "reason": reason}, headers={"If-Match": f'"{version}"'})
+
+    # ---- what runs are made of ----
+
+    def projects(self) -> list[Json]:
+        found: list[Json] = self._json("GET", "/projects")["projects"]
+        return found
+
+    def datasets(self) -> Iterator[Json]:
+        return self._pages("/datasets", "datasets", {})
+
+    def dataset_versions(self, name: str) -> list[Json]:
+        found: list[Json] = self._json("GET", f"/datasets/{quote(name, safe='/')}/versions")["versions"]
+        return found
+
+    def register_dataset(self, name: str, manifest: Mapping[str, Any]) -> Json:
+        """By the manifest that its loader made."""
+        path = f"/datasets/{quote(name, safe='/')}/versions"
+        return self._json("POST", path, {"manifest": dict(manifest)}, again=True)
+
+    def models(self) -> Iterator[Json]:
+        return self._pages("/models", "models", {})
+
+    def register_model(self, name: str, files: Mapping[str, str]) -> Json:
+        """``files``: relative path -> sha256:..."""
+        return self._json("POST", "/models", {"name": name, "files": dict(files)}, again=True)
 
     # ---- underneath ----
 

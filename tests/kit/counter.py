@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -40,14 +41,16 @@ def numbers() -> list[float]:
 async def main(home: Path, name: str) -> None:
     seconds = float(os.environ["JURAT_LEASE_SECONDS"])
     limits, epoch = Limits(lease=seconds), int(os.environ["JURAT_RUN_EPOCH"])
-    store = Store.open(None, home)
+    store = Store.open(os.environ["JURAT_DATABASE"], home)
     run = store.run(name)
     kept = run.folder / "state.json"
     with exclusive(run.folder):
         lease = store.take(run, epoch=epoch, limits=limits)
         first, state = json.loads(kept.read_text()) if kept.exists() else (0, 0.5)
         segment = store.start_segment(run, first_step=first, lease=lease)
-        with Heart(store, lease, heard=lambda _: None, fenced=lambda _: os._exit(1), limits=limits):
+        asked = threading.Event()
+        heard = lambda beat: beat.desired == "run" or asked.set()
+        with Heart(store, lease, heard=heard, fenced=lambda _: os._exit(1), limits=limits):
             ledger = RunLedger(
                 store,
                 run,
@@ -59,6 +62,10 @@ async def main(home: Path, name: str) -> None:
                 retry_seconds=0.05,
             )
             for step in range(first, STEPS):
+                if asked.is_set():
+                    ledger.close()
+                    store.end(lease, "interrupted")
+                    sys.exit(130)
                 time.sleep(float(os.environ.get("JURAT_COUNTER_SECONDS", "0.01")))
                 state = after(state)
                 ledger.record_step(StepReport(step=step, version=step + 1, metrics={"x": state}, updates=()))

@@ -1,4 +1,4 @@
-"""``jurat serve`` whose runs are ``counter.py``: HOME PORT LEASE."""
+"""``jurat serve`` whose runs are ``counter.py``: HOME PORT LEASE DATABASE."""
 
 import sys
 from pathlib import Path
@@ -11,5 +11,6 @@ COMMAND = (sys.executable, str(Path(__file__).with_name("counter.py")))
 
 if __name__ == "__main__":
     serving.LocalExecutor = lambda: LocalExecutor(COMMAND)  # type: ignore[assignment, misc]
-    home, port, lease = sys.argv[1:]
-    serving.run(Settings(home=Path(home), port=int(port), lease_seconds=float(lease)), print, lambda _: None)
+    home, port, lease, database = sys.argv[1:]
+    settings = Settings(home=Path(home), port=int(port), lease_seconds=float(lease), database=database)
+    serving.run(settings, print, lambda _: None)

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,7 @@ class Site:
             self.port = int(free.getsockname()[1])
         self.client = Client(f"http://127.0.0.1:{self.port}", tries=tries)
         self.process: subprocess.Popen[bytes] | None = None
+        self._workers: list[psutil.Process] = []
 
     def launch(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Start the service by ``command``, with these variables too; what it says goes to ``service.log``."""
@@ -30,8 +32,23 @@ class Site:
 
     def kill(self) -> None:
         assert self.process is not None
+        self._note_workers()
         self.process.kill()
         self.process.wait()
+
+    def _note_workers(self) -> None:
+        """The service's own processes, to be looked for when it is dead. A run's process is to outlive it."""
+        assert self.process is not None
+        with suppress(psutil.Error):
+            children = psutil.Process(self.process.pid).children(recursive=True)
+            self._workers += [child for child in children if os.getsid(child.pid) == os.getsid(0)]
+
+    def left(self) -> list[int]:
+        """Processes of this site that should be gone: what a dead service started, and what trains."""
+        alive = [
+            worker.pid for worker in self._workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE
+        ]
+        return [*alive, *self.trainers()]
 
     def trainers(self) -> list[int]:
         found = []

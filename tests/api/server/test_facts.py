@@ -19,6 +19,7 @@ from jurat.platform.runs import leases
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.records import Lease, RunInfo
 from jurat.platform.runs.remote import ServiceFacts, facts_through
+from jurat.platform.runs.spool import Spool
 from jurat.platform.runs.store import Store
 from jurat.platform.types import StepReport
 from services import Served, listening
@@ -86,10 +87,13 @@ def test_a_service_that_is_away_costs_nothing(tmp_path: Path) -> None:
     with listening(Settings(home=tmp_path)) as served:
         facts._netloc = f"127.0.0.1:{served.port}"
         ledger.record_step(report(5))
+        while not ledger.health().spooled or not Spool.of(run.folder).empty():
+            ledger.flush_now(10)  # asks the spool alone until the service is to be tried again
         ledger.flush_now(10)
-        assert (
-            len(store.metrics(run, names=["x"])) == 6 and [e.kind for e in store.events(run)][-1] == "tracking_outage"
-        )
+        assert [p.step for p in store.metrics(run, names=["x"])] == list(range(6))
+        outage = store.events(run)[-1]
+        assert outage.kind == "tracking_outage" and outage.payload["lost"] == 0
+        assert outage.payload["spooled"] == ledger.health().spooled
     ledger.record_step(report(6))
     ledger.close()  # it is away again, and this was the last chance: the process writes itself
     assert len(store.metrics(run, names=["x"])) == 7 and ledger.health().lost == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jurat.api.server.executor import UNKNOWN, LocalExecutor
+from jurat.api.server.executor import FILE, UNKNOWN, LocalExecutor
 from jurat.api.server.launcher import Launcher, last_line, outcome
 from jurat.platform.recipe import Recipe
 from jurat.platform.runs import leases
@@ -188,6 +189,34 @@ def test_a_launcher_that_starts_again_takes_up_what_goes_on(bench: Bench) -> Non
     bench.state("r", "cancelled")
     bench.until(lambda: gone(first))
     again.close()
+
+
+def test_a_process_that_was_not_noted_is_found_by_its_mark(bench: Bench) -> None:
+    """Its launcher was killed between its start and the note of its id."""
+    bench.behave("wait")
+    bench.queue("r")
+    first = bench.launch()
+    pid = bench.ready()
+    first.close()
+    note = bench.store.run("r").folder / FILE
+    said = json.loads(note.read_text())
+    note.write_text(json.dumps({name: said[name] for name in ("boot", "epoch", "mark")}))
+    bench.launch()
+    bench.ask("r", "cancel")
+    bench.state("r", "cancelled")
+    bench.until(lambda: gone(pid))
+    assert len(bench.starts()) == 1
+    assert LocalExecutor(COMMAND).find("r", said["epoch"], note.parent) is None
+
+
+def test_what_was_claimed_and_not_started_is_no_restart(bench: Bench) -> None:
+    bench.behave("wait")
+    bench.queue("r")
+    bench.store.write(lambda c: leases.claim(c, "bench", limits=LIMITS))  # and its launcher is killed
+    bench.launch()
+    bench.ready()
+    run = bench.store.run("r")
+    assert (run.restarts, run.state, run.lease_epoch) == (0, "starting", 3)  # claimed, taken back, claimed
 
 
 def test_a_process_that_ended_unseen_is_lost_and_started_once_more(bench: Bench) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from itertools import islice
 from typing import Any
 
 import pytest
 
+from jurat.api.server import routes_stream
 from jurat.client import Client, ServiceError
 from jurat.platform.runs import leases
 from services import Served
@@ -200,6 +202,29 @@ def test_a_stream_is_resumed_where_it_was(each: Served) -> None:
     assert next(each.client().stream(run, after="999999-0-0")).kind == "resync"
     with pytest.raises(ServiceError, match="not an id"):
         next(each.client().stream(run, after="yesterday"))
+
+
+def test_who_was_away_too_long_or_is_too_slow_reads_the_rest_itself(
+    each: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes_stream, "BACKLOG", 3)
+    client = each.client()
+    run = client.create_run("tiny")["id"]
+    stream = client.stream(run)
+    first = next(stream)
+    assert (first.kind, first.data) == ("state", {"to": "queued"})
+    for step in range(3):
+        client.log(run, step, {"x": float(step)})
+        assert next(stream).data["step"] == step
+    assert [m.data["step"] for m in islice(client.stream(run, after="1-0-0"), 2)] == [1, 2]  # not older, not doubled
+    client.log(run, 4, {"x": 4.0})
+    assert next(stream).data["step"] == 4
+    told = client.stream(run, after="1-0-0")  # step 4 is more than 3 after 0
+    message = next(told)
+    assert message.kind == "resync" and message.data["state"] == "queued"
+    client.log(run, 5, {"x": 5.0})
+    assert [m.data.get("step") for m in islice(told, 1)] == [5]  # and goes on from there
+    stream.close(), told.close()
 
 
 def test_every_client_hears_the_same(served: Served) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import threading
+import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from jurat.platform.db import tables as t
-from jurat.platform.db.engine import on_commit
+from jurat.platform.db import wal
+from jurat.platform.db.engine import connect, on_commit, reading, writing
 from jurat.platform.db.writer import Busy, Writer
 from jurat.platform.errors import DataError
 from jurat.platform.runs import metrics
@@ -68,6 +73,53 @@ def test_a_full_queue_is_said_at_once_and_close_writes_what_waits(store: Store) 
     assert [each.result() for each in waiting] == ["a", "b"]
     with pytest.raises(Busy, match="is closed"):
         writer.submit(_key("d"))
+
+
+def test_an_old_reader_stops_the_writer_before_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(wal, "SOFT", 200_000)
+    monkeypatch.setattr(wal, "HARD", 1_000_000)
+    monkeypatch.setattr(wal, "EVERY_SECONDS", 0.05)
+    caplog.set_level(logging.WARNING, logger="jurat")
+    logging.getLogger("jurat").propagate = True
+    path = tmp_path / "x.db"
+    engine = connect(f"sqlite:///{path}", durable=False)
+    with writing(engine) as connection:
+        connection.execute(sa.text("CREATE TABLE kept (n INTEGER PRIMARY KEY, text TEXT)"))
+    size, added, refused = Path(f"{path}-wal"), 0, 0
+
+    def add(connection: sa.Connection) -> None:
+        connection.execute(sa.text("INSERT INTO kept (text) VALUES (:text)"), {"text": "x" * 20_000})
+
+    with Writer(engine) as writer, sqlite3.connect(path, isolation_level=None) as reader:
+        for _ in range(40):  # nobody reads: the file is emptied again and again
+            writer.call(add)
+            added += 1
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM kept").fetchone() == (40,)
+        while not refused:
+            try:
+                writer.call(add)
+                added += 1
+            except Busy as error:
+                assert "a reader that holds an old state" in error.what
+                refused += 1
+        assert 1_000_000 <= size.stat().st_size < 1_100_000
+        assert reader.execute("SELECT count(*) FROM kept").fetchone() == (40,)
+        reader.execute("COMMIT")
+        until = time.monotonic() + 20
+        while writer._log.full:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        writer.call(add)
+        assert size.stat().st_size < 200_000
+    with reading(engine) as connection:
+        assert connection.execute(sa.text("SELECT count(*) FROM kept")).scalar() == added + 1
+    assert [("nothing is written" in r.message, "writing goes on" in r.message) for r in caplog.records] == [
+        (True, False), (False, True)
+    ]  # fmt: skip
+    engine.dispose()
 
 
 def test_a_name_whose_transaction_was_undone_is_not_remembered(store: Store, new_run: Any) -> None:

@@ -454,7 +454,12 @@ def test_the_environment_of_a_repository(tmp_path: Path) -> None:
     dirty = environment.describe(tmp_path, argv=["jurat", "--api-key=hush", "postgresql://u:p@h/d", "API_TOKEN=1"])
     assert b"+a = 2" in dirty.patch and b"b = 1" in dirty.patch and b"data.bin" not in dirty.patch
     assert dirty.digest != clean.digest
-    assert dirty.attrs["argv"] == ["jurat", "--api-key=...", "postgresql://...@h/d", "API_TOKEN=..."]
+    assert dirty.attrs["argv"] == [
+        "jurat",
+        "--api-key=[redacted]",
+        "postgresql://[redacted]@h/d",
+        "API_TOKEN=[redacted]",
+    ]
     (tmp_path / "key.py").write_text("-----BEGIN RSA PRIVATE KEY-----")
     secret = environment.describe(tmp_path)
     assert (secret.patch, secret.attrs["patch_left_out"]) == (b"", "it holds a private key")

@@ -263,10 +263,10 @@ def test_watch_follows_a_live_run(home: Path, finished: RunInfo, step_report: An
 
 def test_db_upgrade(jurat: Any, home: Path) -> None:
     code, out, _ = jurat("db", "upgrade")
-    assert (code, out) == (0, f"sqlite:///{home}/jurat.db: schema none -> 0002\n")
-    assert jurat("db", "upgrade")[1] == f"sqlite:///{home}/jurat.db has schema 0002, the newest\n"
+    assert (code, out) == (0, f"sqlite:///{home}/jurat.db: schema none -> 0003\n")
+    assert jurat("db", "upgrade")[1] == f"sqlite:///{home}/jurat.db has schema 0003, the newest\n"
     told = json.loads(jurat("db", "upgrade", "--json")[1])
-    assert (told["before"], told["now"]) == ("0002", "0002")
+    assert (told["before"], told["now"]) == ("0003", "0003")
 
 
 def test_show_says_what_was_deleted_and_how_the_recipe_was_filled(jurat: Any, home: Path, finished: RunInfo) -> None:

@@ -7,9 +7,11 @@ import json
 import logging
 import math
 import os
+import resource
 import runpy
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -23,9 +25,12 @@ import sqlalchemy as sa
 
 from jurat.platform.errors import Interrupted
 from jurat.platform.ports import Ledger
+from jurat.platform.runs import ledger as ledgers
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs.remote import ServiceFacts
 from jurat.platform.runs.rollouts import read, verify_parts
+from jurat.platform.runs.spool import Spool
 from jurat.platform.runs.store import Store
 from jurat.platform.types import CheckpointRef
 
@@ -35,6 +40,14 @@ TRAINER = Path(__file__).parent / "trainer.py"
 def open_ledger(store: Store, run: RunInfo, *, first_step: int = 0, **options: Any) -> RunLedger:
     segment = store.start_segment(run, first_step=first_step)
     return RunLedger(store, run, "", segment, run.folder, **{"retry_seconds": 0.05, **options})
+
+
+def until_whole(ledger: RunLedger, run: RunInfo) -> None:
+    end = time.monotonic() + 20
+    while not Spool.of(run.folder).empty():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    ledger.flush_now()
 
 
 def test_what_is_recorded_is_read(store: Store, new_run: Any, batch: Any, step_report: Any, evaluation: Any) -> None:
@@ -182,14 +195,13 @@ def test_an_outage_goes_through_the_spool(
         spooled = [
             json.loads(line) for file in run.folder.glob("spool*.jsonl") for line in file.read_text().splitlines()
         ]
-        assert {op["op"] for op in spooled} == {"part", "verdicts", "metric", "event"}
+        assert {op["op"] for op in spooled} == {"part", "index", "verdicts", "metric", "event"}
         assert ledger.health().lost == 0
         assert [r.message for r in caplog.records if "cannot write to the database" in r.message] != []
     finally:
         outage.end()
     ledger.record_step(step_report(3))
-    ledger.flush_now()
-    assert not (run.folder / "spool.jsonl").exists()
+    until_whole(ledger, run)
     assert [p.step for p in store.metrics(run, names=["reward/mean"])] == [0, 1, 2, 3]
     assert read(store, run, limit=None).matched == 18
     assert [e.payload["n"] for e in store.events(run) if e.kind == "note"] == [0, 1, 2]
@@ -383,6 +395,41 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path, recipe: Any) -> None:
     store.close()
 
 
+def test_a_full_disk_while_the_service_is_away(
+    tmp_path: Path, recipe: Any, step_report: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither takes a fact: the newest are kept in memory, the others are lost, and the log says so once."""
+    monkeypatch.setattr(ledgers, "_HELD", 60)
+    caplog.set_level(logging.WARNING, logger="jurat")
+    logging.getLogger("jurat").propagate = True
+    store = Store.open(None, tmp_path)
+    run = store.set_state(store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={}), "running")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nowhere = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    ledger = open_ledger(store, run, through=ServiceFacts(nowhere, "", run.id), retry_seconds=30.0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        for step in range(50):
+            ledger.record_step(step_report(step))
+            ledger.flush_now(10)
+            assert ledger.health().waiting <= 60
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (run.folder / "spool.jsonl").stat().st_size == 0
+    ledger.record_step(step_report(50))
+    ledger.close()  # the last chance: it writes itself
+    kept = [p.step for p in store.metrics(run, names=["reward/mean"])]
+    assert kept == list(range(50 - len(kept) + 1, 51)) and len(kept) > 5
+    lost = ledger.health().lost
+    assert lost > 0 and store.events(run)[-1].payload["lost"] == lost
+    said = [record.message for record in caplog.records]
+    assert sum("cannot write to the spool" in line for line in said) == 1
+    assert sum("facts are lost" in line for line in said) == 1
+    assert f"the record lacks {lost} records" in " ".join(said)
+    store.close()
+
+
 def test_a_read_only_database(tmp_path: Path, recipe: Any, step_report: Any) -> None:
     store = Store.open(None, tmp_path)
     run = store.set_state(store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={}), "running")
@@ -398,7 +445,7 @@ def test_a_read_only_database(tmp_path: Path, recipe: Any, step_report: Any) -> 
     ledger.flush_now()
     assert (run.folder / "spool.jsonl").exists()
     refusing = False
-    ledger.flush_now()
+    until_whole(ledger, run)
     assert len(store.metrics(run, names=["reward/mean"])) == 1
     ledger.close()
     assert ledger.health().lost == 0
