@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from jurat.platform.db import tables as t
 from jurat.platform.db.engine import connect, first_contact, reading, sqlite_url, writing
+from jurat.platform.db.filesystem import refuse_network
 from jurat.platform.db.upgrade import is_empty, refuse_other, upgrade
 from jurat.platform.errors import ConfigError, RunFailed, nearest
 from jurat.platform.provenance.records import Ingredients
@@ -76,7 +77,8 @@ class Store:
         """Open, creating or upgrading the schema. ``url`` None: SQLite at ``home/jurat.db``. ``migrate`` False: only an
         empty database gets one, another that is not this version's is refused. ``durable``: as of ``engine.connect``.
 
-        Raises ConfigError for a bad URL, RunFailed if the database cannot be opened, SchemaError if it is newer.
+        Raises ConfigError for a bad URL, RunFailed if the database cannot be opened or is a file on a network file system,
+        SchemaError if it is newer.
         """
         home = home.expanduser().absolute()
         try:
@@ -86,6 +88,7 @@ class Store:
                 f"cannot make the home folder: {error}", where=str(home), fix="choose another with --home"
             ) from None
         engine = connect(url or sqlite_url(home / "jurat.db"), busy_seconds=busy_seconds, durable=durable)
+        refuse_network(engine)
         first_contact(engine)
         if migrate or is_empty(engine):
             upgrade(engine)
