@@ -84,12 +84,10 @@ def downsampled(
     key = numbers(connection, [name]).get(name)
     found: list[tuple[Span, int, int]] = []
     for span, low, high in stretches(connection, run_pk, first, last, None) if key is not None else ():
-        within = [_p.run_pk == run_pk, _p.key_pk == key, _p.segment == span.segment, _p.step >= low]
-        if high is not None:
-            within.append(_p.step <= high)
-        ends = connection.execute(sa.select(sa.func.min(_p.step), sa.func.max(_p.step)).where(*within)).one()
-        if ends[0] is not None:
-            found.append((span, int(ends[0]), int(ends[1])))
+        assert key is not None
+        ends = _ends(connection, Series(run_pk, key, span.segment), low, high)
+        if ends is not None:
+            found.append((span, *ends))
     width = max(1, -(-sum(high - low + 1 for _, low, high in found) // max(1, buckets)))
     level = max((each for each in LEVELS if 1 << each <= width), default=0)
     width = -(-width >> level) << level
@@ -101,6 +99,18 @@ def downsampled(
             parts[place] = _joined(parts[place], part) if place in parts else part
         out += [_bucket(span.stage, parts[place]) for place in sorted(parts)]
     return out
+
+
+def _ends(connection: sa.Connection, series: Series, low: int, high: int | None) -> tuple[int, int] | None:
+    """The first and the last step of those that are there, both included. Two walks of one row: min() and max() together
+    are a walk over all."""
+    within = [_p.run_pk == series.run_pk, _p.key_pk == series.key, _p.segment == series.segment, _p.step >= low]
+    if high is not None:
+        within.append(_p.step <= high)
+    query = sa.select(_p.step).where(*within).limit(1)
+    first = connection.execute(query.order_by(_p.step)).scalar()
+    last = connection.execute(query.order_by(_p.step.desc())).scalar()
+    return None if first is None or last is None else (int(first), int(last))
 
 
 def _parts(
@@ -140,7 +150,10 @@ def _grouped_points(series: Series, low: int, high: int, width: int) -> sa.Selec
         .group_by(place)
         .subquery()
     )  # fmt: skip
-    return sa.select(*g.c, _p.value).join_from(g, t.metric_point, sa.and_(*of_series, _p.step == g.c.last_step))
+    # Not a join: without statistics PostgreSQL would walk the series once a bucket.
+    return sa.select(
+        *g.c, sa.select(_p.value).where(*of_series, _p.step == g.c.last_step).scalar_subquery().label("last")
+    )
 
 
 def _grouped_rollups(series: Series, low: int, high: int, width: int, level: int) -> sa.Select[Any]:
@@ -159,8 +172,8 @@ def _grouped_rollups(series: Series, low: int, high: int, width: int, level: int
         .group_by(place)
         .subquery()
     )  # fmt: skip
-    newest = sa.and_(*of_level, _r.bucket == g.c.last_step // (1 << level))
-    return sa.select(*g.c, _r.last).join_from(g, t.metric_rollup, newest)
+    newest = sa.select(_r.last).where(*of_level, _r.bucket == g.c.last_step // (1 << level)).scalar_subquery()
+    return sa.select(*g.c, newest.label("last"))
 
 
 def _of_points(
@@ -218,22 +231,18 @@ def behind(connection: sa.Connection, run_pk: int, name: str) -> list[Series]:
     out = []
     for segment, rolled in rows:
         series = Series(run_pk, int(key or 0), segment)
-        if _top(connection, series) - rolled > BEHIND:
+        ends = _ends(connection, series, rolled, None)
+        if ends is not None and ends[1] - rolled > BEHIND:
             out.append(series)
     return out
-
-
-def _top(connection: sa.Connection, series: Series) -> int:
-    """The newest step."""
-    of_series = (_p.run_pk == series.run_pk, _p.key_pk == series.key, _p.segment == series.segment)
-    return int(connection.execute(sa.select(sa.func.max(_p.step)).where(*of_series)).scalar() or 0)
 
 
 def fill(connection: sa.Connection, series: Series) -> None:
     """Make the rollups of the next ``AT_ONCE`` steps, whole buckets alone. Whoever writes a point of the series meanwhile
     waits, or is seen: each holds the series' row while it changes ``rolled``."""
     rolled = _rolled(connection, series, lock=True)
-    end = min(_top(connection, series), rolled + AT_ONCE) >> LEVELS[0] << LEVELS[0]
+    ends = _ends(connection, series, rolled, None)
+    end = 0 if ends is None else min(ends[1], rolled + AT_ONCE) >> LEVELS[0] << LEVELS[0]
     if end <= rolled:
         return
     columns = ["run_pk", "key_pk", "segment", "level", "bucket", *_Part.__slots__]
