@@ -402,7 +402,8 @@ def _reloaded(run: RunInfo) -> list[str]:
 def fork(
     run: Run,
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", help="Digest, or its beginning; the newest if not given.", show_default=False)
+        str | None,
+        typer.Option("--checkpoint", help="Digest, or its beginning; the newest if not given.", show_default=False),
     ] = None,
     assignments: Annotated[
         list[str] | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 models = typer.Typer(
     name="models", help="Models: which are here, and how to fetch the one for the demonstration.", no_args_is_help=True
 )
+Compared = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|MODEL",
+        help="A run (its newest checkpoint), the folder of a checkpoint, a fetched name or a model folder.",
+        autocompletion=completion.models_and_runs,
+    ),
+]
 SETS = ("train", "held_out", "unseen")
 
 
@@ -90,6 +99,62 @@ def fetch(
         terminal.print_json({"name": name, "folder": folder, "fetched": not there})
     else:
         typer.echo(f"{folder}{' (was there already)' if there else ''}")
+
+
+@models.command("compare")
+def compare(
+    a: Compared,
+    b: Compared,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 unless all bytes are equal.")] = False,
+    database: terminal.Database = None,
+    as_json: terminal.AsJson = False,
+) -> None:
+    """Are the weights of two runs, or models, the same? Equal bytes, and if not the largest |a - b| and where it is."""
+    from jurat.engine import compare as engine
+
+    one, two = _weights_of(a, database), _weights_of(b, database)
+    found = engine.compare(one, two)
+    if as_json:
+        told = dataclasses.asdict(found) | {"a": one, "b": two, "same_bytes": found.same_bytes}
+        terminal.print_json({**told, **{key: _finite(told[key]) for key in ("largest", "distance")}})
+    else:
+        typer.echo(f"a  {one}\nb  {two}\n")
+        same = (
+            "equal bytes"
+            if found.same_bytes
+            else f"{found.tensors - found.equal_tensors} of {found.tensors} tensors differ"
+        )
+        typer.echo(f"{found.tensors} tensors, {found.numbers:,} numbers in both: {same}")
+        if found.different_numbers:
+            share = f"{found.different_numbers:,} numbers differ"
+            typer.echo(f"{share}, by {found.largest:.3g} at most (in {found.at}); |a - b| / |a| = {found.distance:.3g}")
+        for pair, count in Counter(found.dtypes.values()).items():
+            typer.echo(f"dtypes of {count} tensors: {pair[0]}, {pair[1]}")
+        for name, shapes in found.shapes.items():
+            typer.echo(f"not compared, its shapes differ: {name} {shapes[0]}, {shapes[1]}")
+        for which, names in (("a", found.only_a), ("b", found.only_b)):
+            if names:
+                typer.echo(
+                    f"only in {which}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+                )
+    if exit_code and not found.same_bytes:
+        raise typer.Exit(1)
+
+
+def _finite(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if value < float("inf") else "infinite"
+
+
+def _weights_of(named: str, database: str | None) -> Path:
+    """The folder with the weights of a run's newest checkpoint, of a checkpoint's folder, or of a model. Raises ConfigError."""
+    from jurat.engine import models as engine
+
+    folder = Path(named)
+    if not folder.is_dir():
+        run = _run_of(named, database)
+        folder = run[1] if run else engine.resolve(named, terminal.home())
+    return (folder / "policy" if (folder / "policy").is_dir() else folder).absolute()
 
 
 # ---- a run's model -----------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ Database = Annotated[
 ]
 TEXT_LIMIT = 1500
 """Characters of a text shown without --full."""
+RESUMED = frozenset({"paused", "interrupted", "failed", "killed"})
+"""States from which ``jurat train --resume`` goes on."""
 
 runs_app = typer.Typer(name="runs", no_args_is_help=True, help="What was trained, and how it goes.")
 db_app = typer.Typer(name="db", no_args_is_help=True, help="The database of runs.")
@@ -227,7 +229,7 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
         _head("events")
         terminal.print_table(["at (UTC)", "kind", "what"], [(_time(e.at), e.kind, _flat(e.payload)) for e in told])
     typer.echo(f"\njurat rollouts {found.id} --worst 10   shows what it wrote and how that was judged")
-    if state in ("interrupted", "failed", "killed") and checkpoints:
+    if state in RESUMED and checkpoints:
         typer.echo(f"jurat train --resume {found.id}   goes on from its newest checkpoint")
 
 
@@ -314,26 +316,41 @@ def watch(
     database: Database = None,
     as_json: terminal.AsJson = False,
 ) -> None:
-    """Follow a run until it ends. Exits as it did: 0 finished, 1 failed or killed, 130 interrupted."""
+    """Follow a run until it ends, and say how it goes on where it pauses. Exits as it did: 0 finished, 1 failed or killed,
+    130 interrupted."""
     from jurat.platform.runs.states import ENDED
 
     with terminal.store(database) as store:
         found = store.run(run)
         follower = _Follower(store, found, as_json=as_json)
         with follower:
+            before = ""
             while True:
                 found = store.run(found.id)  # before the facts: what was recorded by its end is then seen
                 state = _state(store, found)
                 follower.look()
+                if state == "paused" and before != "paused":
+                    follower.say(f"run {found.id} is paused: {_on(store, found)}")
+                before = state
                 if state in ENDED or state == "killed":
                     break
                 time.sleep(interval)
         if as_json:
-            terminal.print_json({"run": found.id, "state": state, "detail": found.detail})
+            resume = {"resume": f"jurat train --resume {found.id}"} if state in RESUMED else {}
+            terminal.print_json({"run": found.id, "state": state, "detail": found.detail, **resume})
         else:
             terminal.note(f"run {found.id} is {state}{': ' + found.detail if found.detail else ''}")
+            if state in RESUMED:
+                terminal.note(_on(store, found))
     if state != "finished":
         raise typer.Exit(130 if state == "interrupted" else 1)
+
+
+def _on(store: Store, run: RunInfo) -> str:
+    begins = (
+        "goes on from its newest checkpoint" if store.checkpoints(run) else "begins again: it has no checkpoint yet"
+    )
+    return f"jurat train --resume {run.id}   {begins}"
 
 
 class _Follower:
@@ -378,6 +395,11 @@ class _Follower:
             news.append((event.at, partial(self._note, event)))
         for _, tell in sorted(news, key=lambda item: item[0]):
             tell()
+
+    def say(self, text: str) -> None:
+        """To a person; programs read it from the events."""
+        if self._screen is not None:
+            self._screen.note(text)
 
     def _note(self, event: Event) -> None:
         if self._screen is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jurat.api import completion, terminal
-from jurat.platform.errors import ConfigError, JuratError, install
+from jurat.platform.errors import ConfigError, FencedOut, JuratError, install
 
 if TYPE_CHECKING:
     from jurat.engine.memory import Demand, Limits, Process
@@ -73,6 +73,13 @@ OnRay = Annotated[
         help="Run on a Ray cluster: host:port, auto, or local for one of this machine. As engine.home and engine.ray.",
     ),
 ]  # fmt: skip
+LogTo = Annotated[
+    str | None,
+    typer.Option(
+        "--log-to", metavar="NAMES", show_default=False,
+        help="Send metrics to tensorboard, mlflow or wandb too; several with commas between. As tracking.log_to.",
+    ),
+]  # fmt: skip
 Detach = Annotated[
     bool,
     typer.Option(
@@ -110,6 +117,7 @@ def train(
     run_id: RunName = None,
     dry_run: DryRun = False,
     on_ray: OnRay = None,
+    log_to: LogTo = None,
     detach: Detach = False,
     over_memory: OverMemory = False,
     accept_reward_change: AcceptReward = False,
@@ -125,9 +133,11 @@ def train(
 
     if on_ray is not None:
         assignments = [*(assignments or ()), "engine.home=ray", f"engine.ray={on_ray}"]
+    if log_to is not None:
+        assignments = [*(assignments or ()), f"tracking.log_to=[{log_to}]"]
     if resume is not None and (recipe is not None or assignments or run_id is not None or dry_run):
         raise ConfigError(
-            "--resume goes on with a run by its own recipe: give no recipe, --set, --ray, --run-id or --dry-run with it",
+            "--resume goes on with a run by its own recipe: give no recipe, --set, --ray, --log-to, --run-id or --dry-run with it",
             where="jurat train --resume", fix=f"jurat train --resume {resume}",
         )  # fmt: skip
     if recipe is None and resume is None:
@@ -250,6 +260,8 @@ def estimate(
         host=int(memory * formulas.GIB) if memory else machine_bytes(),
         gpu=int(gpu_memory * formulas.GIB) if gpu_memory else gpu_bytes(parsed.engine.device),
     )
+    for name, stage in parsed.staged():
+        formulas.refuse_context(stage, model, name=name)
     stages = [(name, stage, formulas.estimate(stage, model)) for name, stage in parsed.staged()]
     if not as_json:
         for name, stage, found in stages:
@@ -341,10 +353,16 @@ def needs_engine() -> None:
 def _failed(error: JuratError, progress: Mapping[str, Any], *, as_json: bool) -> None:
     """The three lines, how to go on, and the JSON line."""
     terminal.fail(error)
-    if progress["run"] and progress["step"]:
+    fenced = isinstance(error, FencedOut)
+    if fenced:
+        stopped = "this process stopped and records nothing more" if progress["run"] else "this process did not begin"
+        terminal.note(f"  {stopped} (exit code {error.exit_code}: another process has the run)")
+    if progress["run"] and fenced:
+        terminal.note(f"  follow the other one: jurat runs watch {progress['run']}")
+    elif progress["run"] and progress["step"]:
         terminal.note(f"  go on from its last checkpoint: jurat train --resume {progress['run']}")
     if as_json:
-        state = "interrupted" if error.exit_code == 130 else "failed"
+        state = "fenced" if fenced else "interrupted" if error.exit_code == 130 else "failed"
         terminal.print_json({**progress, "state": state, "checkpoint": None, "error": terminal.error_json(error)})
 
 

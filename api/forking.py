@@ -50,7 +50,9 @@ def fork(
 def _chosen(store: Store, parent: RunInfo, named: str | None) -> Saved:
     found = [saved for saved in store.checkpoints(parent) if named is None or saved.ref.digest.startswith(named)]
     if not found or (named is not None and len({saved.ref.digest for saved in found}) > 1):
-        what = "has no checkpoint" if named is None else f"has {len(found) or 'no'} checkpoints of digest {named[:80]!r}"
+        what = (
+            "has no checkpoint" if named is None else f"has {len(found) or 'no'} checkpoints of digest {named[:80]!r}"
+        )
         raise ConfigError(f"run {parent.id} {what}", where="checkpoint", fix="jurat runs show RUN lists them")
     return found[-1]
 

@@ -57,6 +57,12 @@ class BatchedSampler:
         self._lane.submit(self._decoding.run)
         await asyncio.wrap_future(done)
 
+    async def rest(self) -> None:
+        if self._decoding.sleeps:
+            done = self._decoding.call(self._decoding.rest)
+            self._lane.submit(self._decoding.run)
+            await asyncio.wrap_future(done)
+
     def limit(self, rows: int) -> None:
         """From now on so many rows are decoded at once at most; those that run go on."""
         self._decoding.max_concurrent = rows

@@ -113,6 +113,9 @@ class Rows:
     """Rows on their way through some machine. ``submit``, ``call`` and ``interrupt`` may come from any thread; ``run``
     from one. A machine says how a turn goes (``_turn``), what runs (``_running``) and how all of it ends (``_clear``)."""
 
+    sleeps = False
+    """Whether ``rest`` does anything."""
+
     def __init__(self, *, max_length: int, version: int) -> None:
         self.max_length, self.version = max_length, version
         self.max_concurrent = 0
@@ -162,6 +165,9 @@ class Rows:
             finally:
                 for row in rows:
                     deliver(row, error)
+
+    def rest(self) -> None:
+        """Between steps: give memory away until the next ``publish``, if nothing runs."""
 
     def close(self) -> None:
         """Let go of what the machine holds; nothing is asked of it any more."""

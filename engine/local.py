@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
     from jurat.engine.fsdp.learner import FsdpLearner
     from jurat.engine.vllm.remote import ServedSampler
+    from jurat.engine.vllm.several import ServedSamplers
 
-    LocalSampler = BatchedSampler | ServedSampler
+    LocalSampler = BatchedSampler | ServedSampler | ServedSamplers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,14 +290,8 @@ def _vllm(
     these names and shapes; ``views``: the weights themselves, where they lie in this process."""
     dtype = getattr(torch, engine.dtype)
     if engine.vllm_url:
-        from jurat.engine.vllm.remote import ServedSampler, Weights
-
-        model = json.loads(config.get_text_config().to_json_string(use_diff=False))
-        served = ServedSampler(
-            engine.vllm_url, Weights(shapes, dtype, fill), model=model, dtype=engine.dtype, max_length=longest,
-            max_concurrent=sampling.max_concurrent, seconds=engine.hang_seconds,
-        )  # fmt: skip
-        return served, {"sampler": f"vllm {served.hello.vllm} at {engine.vllm_url}", "kernels": "vllm"}
+        served = _served(engine, sampling, config, longest, shapes, fill)
+        return served, {"sampler": f"vllm {served.hello.vllm} at {served.url}", "kernels": "vllm"}
     from jurat.engine.vllm.sampler import VllmRows
 
     def filled() -> Mapping[str, Tensor]:
@@ -305,8 +300,33 @@ def _vllm(
         return whole
 
     made = lane.call(settings.start, folder, engine, sampling)
-    rows = VllmRows(made, max_length=longest, dtype=dtype, source=views or filled)
-    return BatchedSampler(rows, lane), {"sampler": f"vllm {settings.version()}", "kernels": "vllm"}
+    awake = settings.why_awake(engine)
+    rows = VllmRows(made, max_length=longest, dtype=dtype, source=views or filled, sleeps=not awake)
+    asleep = {"sleep": awake or "while the learner learns"} if engine.vllm_sleep else {}
+    return BatchedSampler(rows, lane), {"sampler": f"vllm {settings.version()}", "kernels": "vllm", **asleep}
+
+
+def _served(
+    engine: Engine, sampling: SamplingPart, config: PretrainedConfig, longest: int,
+    shapes: Mapping[str, Sequence[int]], fill: Callable[[Mapping[str, Tensor]], object],
+) -> ServedSampler | ServedSamplers:  # fmt: skip
+    """Of the servers at ``engine.vllm_urls``, which are given the same weights."""
+    from jurat.engine.vllm.remote import ServedSampler, Weights
+    from jurat.engine.vllm.several import ServedSamplers
+
+    model = json.loads(config.get_text_config().to_json_string(use_diff=False))
+    weights, made = Weights(shapes, getattr(torch, engine.dtype), fill), list[ServedSampler]()
+    try:
+        for url in engine.vllm_urls:
+            made.append(ServedSampler(
+                url, weights, model=model, dtype=engine.dtype, max_length=longest,
+                max_concurrent=sampling.max_concurrent, seconds=engine.hang_seconds,
+            ))  # fmt: skip
+    except BaseException:
+        for each in made:
+            each.close()
+        raise
+    return made[0] if len(made) == 1 else ServedSamplers(made, weights)
 
 
 @torch.no_grad()

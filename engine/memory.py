@@ -408,9 +408,10 @@ def _sampling(model: Model, work: Work, engine: Engine) -> list[Part]:
         return [_sampler_copy(model, engine), *_decoding(model, work, engine)]
     if engine.vllm_url:
         return [_carried(model, engine)]
+    phase = "sample" if engine.vllm_sleep and engine.device != "cpu" else ""
     return [
-        Part(name="vLLM's weights", bytes=_width(engine) * model.parameters),
-        Part(name="vLLM's keys and values (engine.vllm_memory)", bytes=int(engine.vllm_memory * GIB)),
+        Part(name="vLLM's weights", bytes=_width(engine) * model.parameters, phase=phase),
+        Part(name="vLLM's keys and values (engine.vllm_memory)", bytes=int(engine.vllm_memory * GIB), phase=phase),
         Part(name="vLLM", bytes=VLLM),
     ]
 
@@ -514,6 +515,17 @@ def estimate(stage: Recipe, model: Model, prompt_tokens: int | None = None) -> t
     return processes(stage, model, work_of(stage, model, prompt_tokens))
 
 
+def refuse_context(stage: Recipe, model: Model, *, name: str = "") -> None:
+    """Raise ConfigError where answers may be as long as all that the model reads, so that no prompt has room."""
+    new = stage.sampling.max_new_tokens
+    if isinstance(stage.algorithm, PolicyGradient) and new >= model.max_length:
+        raise ConfigError(
+            f"{f'stage {name}: ' if name else ''}sampling.max_new_tokens is {new}, and prompt and completion together have "
+            f"{model.max_length} tokens of this model's context",
+            where="sampling.max_new_tokens", fix=f"set it below {model.max_length}, so that prompts have room",
+        )  # fmt: skip
+
+
 def refuse_unfit(
     stage: Recipe, model: Model, limits: Limits, *, prompt_tokens: int | None = None, name: str = ""
 ) -> None:
@@ -594,6 +606,9 @@ def _changes(stage: Recipe) -> Iterable[tuple[str, object, Callable[[Recipe], Re
         yield "engine.activation_checkpointing", "true", engine(activation_checkpointing=True)
     if stage.engine.sampler == "vllm" and stage.engine.vllm_memory > 0.5:
         yield "engine.vllm_memory", 0.5, engine(vllm_memory=0.5)
+    own = stage.engine.home == "local" and not stage.engine.vllm_url and not stage.engine.max_lag
+    if stage.engine.sampler == "vllm" and stage.engine.device != "cpu" and own and not stage.engine.vllm_sleep:
+        yield "engine.vllm_sleep", "true", engine(vllm_sleep=True)
     if stage.engine.dtype == "float32":
         yield "engine.dtype", "bfloat16", engine(dtype="bfloat16")
     if stage.engine.ranks > 1 and stage.engine.device != "cpu" and not stage.engine.offload:

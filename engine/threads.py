@@ -17,6 +17,12 @@ def physical_cores(sysfs: Path = Path("/sys")) -> int:
     return max(1, min(len(cores), _quota(sysfs) or len(cores)))
 
 
+def processors(sysfs: Path = Path("/sys")) -> int:
+    """Hyper-threads that this process may use, within its control group's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, _quota(sysfs) or allowed))
+
+
 def _quota(sysfs: Path) -> int | None:
     """Whole processors of the control group (version 2), at least one; None if unlimited."""
     limit = sysfs / "fs/cgroup/cpu.max"

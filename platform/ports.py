@@ -126,6 +126,10 @@ class Stages(Protocol):
 
 
 class WeightLink(Protocol):
+    async def rest(self) -> None:
+        """Nothing is drawn until the next ``publish``, if nothing is in flight: a sampler may give its memory away until then."""
+        ...
+
     async def publish(self, version: int) -> None:
         """On return every new token is drawn by this version."""
         ...

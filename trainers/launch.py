@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jurat.engine import checkpoint as checkpointing
-from jurat.engine import local, models
+from jurat.engine import local, models, threads
 from jurat.engine.ray import needs_ray
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, FencedOut, JuratError, RewardDrift, RunFailed
 from jurat.platform.ports import Ledger, Reporter
-from jurat.platform.provenance import bundle, drift, lineage, versions
+from jurat.platform.provenance import bundle, drift, lineage, seal, versions
 from jurat.platform.recipe import Data, Prompt, Recipe, SamplingPart, Source
 from jurat.platform.runs.heart import Heart
 from jurat.platform.runs.lock import exclusive
@@ -24,7 +24,7 @@ from jurat.platform.runs.states import LIMITS, Limits
 from jurat.platform.runs.store import Store
 from jurat.platform.types import CheckpointRef, Evaluation
 from jurat.trainers import evaluate as evaluation
-from jurat.trainers.contradictions import refuse_idle
+from jurat.trainers.contradictions import refuse_idle, unread
 from jurat.trainers.data import sampling_of, short_enough
 from jurat.trainers.made_of import Asked, MadeOf, ingredients
 from jurat.trainers.prepare import (
@@ -40,6 +40,7 @@ from jurat.trainers.prepare import (
 from jurat.trainers.presets import filled
 from jurat.trainers.signals import StopOnSignals
 from jurat.trainers.stage import StageRun
+from jurat.trainers.trackers import Trackers, params_of, refuse_absent
 
 if TYPE_CHECKING:
     from jurat.engine.ray.home import RayHome
@@ -97,11 +98,14 @@ def train(
         if run_id is not None:
             store.refuse_taken(run_id)
     recipe = filled(recipe)
+    refuse_absent(recipe.tracking.log_to)
     folder = models.resolve(recipe.model, home, base)
     prepared = [prepare(stage, base=base, name=name, observe=True) for name, stage in recipe.staged()]
     for each in prepared:
         what_learns(each.recipe, folder)  # refuses unknown layers of any stage before the first one is trained
     memory_needed(prepared, folder, reporter.note, over_memory=over_memory)
+    for said in unread(recipe.engine, threads.processors()):
+        reporter.note(said)
     rewards = [each.reward for each in prepared]
     refuse_quarantined(store, [facts.digest for stage in prepared for facts in stage.facts])
     run = found or store.create_run(
@@ -130,8 +134,10 @@ def train(
         )  # fmt: skip
         heart = Heart(store, lease, heard=launch.heard, fenced=launch.taken, limits=limits)
         try:
-            with heart, _cluster(recipe, reporter.note, launch.happened) as launch.cluster:
+            told = Trackers(recipe.tracking.log_to, run, reporter, lambda: params_of(recipe, launch.digests(prepared)))
+            with heart, told as launch.reporter, _cluster(recipe, reporter.note, launch.happened) as launch.cluster:
                 outcome = asyncio.run(launch.stages(prepared))
+                told.state = outcome.state
         except BaseException as error:
             first = heart.fenced or _first(error)
             if not isinstance(first, FencedOut):
@@ -163,7 +169,10 @@ def _refuse_unexpected(run: RunInfo, prepared: Sequence[Prepared]) -> None:
 def _keep_record(store: Store, run: RunInfo) -> None:
     """A copy of the run's folder opens without the database; a full disk is no reason to call the run failed."""
     with suppress(OSError, RunFailed):
-        bundle.write_record(store, store.run(run.id))
+        ended = store.run(run.id)
+        if ended.state == "finished":
+            store.write(lambda connection: seal.seal(connection, ended))
+        bundle.write_record(store, ended)
 
 
 def refuse_quarantined(store: Store, digests: Sequence[str]) -> None:
@@ -236,6 +245,16 @@ class Launch:
     _loop: asyncio.AbstractEventLoop | None = None
     _task: asyncio.Task[Any] | None = None
     _stop: asyncio.Event | None = None
+
+    def digests(self, prepared: Sequence[Prepared]) -> dict[str, str]:
+        """Of what the run is made of, by dotted names that begin with the stage's."""
+        found: dict[str, str] = {}
+        for each in prepared:
+            made, stage = self.made_of.of(each, from_checkpoint=""), f"{each.name}." if each.name else ""
+            found |= {"model": made.model, f"{stage}reward": made.reward}
+            found |= {f"{stage}data.{part}": str(said["digest"]) for part, said in made.datasets.items()}
+            found |= {} if made.environment is None else {"environment": made.environment.digest}
+        return found
 
     def heard(self, beat: Beat) -> None:
         """From the heart's thread: pause and cancel stop at a checkpoint, checkpoint makes one and goes on."""

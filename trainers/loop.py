@@ -114,6 +114,7 @@ async def train(
                 break
             batch = waited(batch)
             clock.lap("batch")
+            await link.rest()
             ledger.record_batch(batch)  # evidence first, then judgement
             run.limits.check(batch, reporter)
             algorithm = run.algorithm.with_kl(controllers.kl.coef) if controllers.kl else run.algorithm

@@ -11,7 +11,7 @@ from typing import Any
 
 from jurat.datasets.check import check_gold, form_only, refuse_failed
 from jurat.datasets.load import ProblemSet, holds
-from jurat.engine import local, lora, memory, models
+from jurat.engine import local, lora, memory, models, threads
 from jurat.engine.probe import gpu_bytes
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
@@ -23,7 +23,7 @@ from jurat.platform.types import VerifierSpec
 from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.allocate import bias, build_allocator
 from jurat.trainers.balance import knobs_of
-from jurat.trainers.contradictions import refuse_engine, refuse_idle, refuse_slow
+from jurat.trainers.contradictions import refuse_engine, refuse_idle, refuse_slow, unread
 from jurat.trainers.controllers import build_controllers
 from jurat.trainers.data import keep, load_sets, longest_prompt
 from jurat.trainers.presets import filled, staleness
@@ -115,9 +115,12 @@ def with_sources(prepared: Prepared, digests: Collection[str], base: Path) -> Pr
 def _observed(facts: Sequence[VerifierFacts], judge: LocalJudge) -> tuple[Observation, ...]:
     """What each verifier says of the canary cases, in at most ``canary.SECONDS`` each: its behaviour, for what no reading of
     code sees. Judges that ask a model, and verifiers that say they are not deterministic, are not asked."""
-    asked = [each for each in facts if each.deterministic and each.kind != "judge" and each.name not in UNASKED]
-    by_digest = {each.digest: each for each in asked}
+    by_digest = {each.digest: each for each in askable(facts)}
     return tuple(canary.observe(judge, each.name, each.args, each.digest) for each in by_digest.values())
+
+
+def askable(facts: Sequence[VerifierFacts]) -> list[VerifierFacts]:
+    return [each for each in facts if each.deterministic and each.kind != "judge" and each.name not in UNASKED]
 
 
 def judge_for(recipe: Recipe, base: Path) -> LocalJudge:
@@ -206,8 +209,8 @@ def _unchecked(engine: Engine) -> list[str]:
     if engine.home == "ray":
         absent = "" if importlib.util.find_spec("ray") else "; Ray is not installed here, without which it cannot train"
         asked.append(f"the Ray cluster ({engine.ray}: whether it answers, and has room for engine.pools{absent})")
-    if engine.vllm_url:
-        asked.append(f"the vLLM server ({engine.vllm_url})")
+    if engine.vllm_urls:
+        asked.append(f"the vLLM server{'s' * (len(engine.vllm_urls) > 1)} ({', '.join(engine.vllm_urls)})")
     return [f"not checked: {' and '.join(asked)}"] if asked else []
 
 
@@ -220,7 +223,7 @@ def dry_run(recipe: Recipe, *, home: Path, base: Path, over_memory: bool = False
     tokenizer, notes = HFTokenizer(folder), list[str]()
     prepared = [prepare(stage, base=base, name=name) for name, stage in recipe.staged()]
     needed = memory_needed(prepared, folder, notes.append, over_memory=over_memory)
-    notes += _replaced(recipe) + _unchecked(recipe.engine)
+    notes += _replaced(recipe) + _unchecked(recipe.engine) + unread(recipe.engine, threads.processors())
     for each_stage in prepared:
         name, stage, sets = each_stage.name, each_stage.recipe, each_stage.sets
         kept = keep(sets, tokenizer, stage, notes.append)

@@ -31,14 +31,16 @@ from jurat.trainers.balance import Balance, WatchedJudge, WatchedSampler, knobs_
 from jurat.trainers.buffer import Buffer
 from jurat.trainers.controllers import build_controllers
 from jurat.trainers.data import Kept, keep, sampling_of
+from jurat.trainers.doubts import Doubted, Doubts
 from jurat.trainers.limits import Limits
 from jurat.trainers.loop import Reached, Run
 from jurat.trainers.loop import train as run_loop
 from jurat.trainers.offline import KINDS, Given, RolloutMaker
-from jurat.trainers.prepare import MEASURED, Prepared, bad_rows, judge_for, what_learns, with_sources
+from jurat.trainers.prepare import MEASURED, Prepared, askable, bad_rows, judge_for, what_learns, with_sources
 from jurat.trainers.presets import staleness
 from jurat.trainers.rollouts import Rollouts
 from jurat.trainers.samples import Algorithm
+from jurat.verifiers import canary
 from jurat.verifiers.judge import build_judge
 
 if TYPE_CHECKING:
@@ -90,6 +92,8 @@ class StageRun:
             engine = leaving.enter_context(closing(self._engine(algorithm)))
             if launch.cluster is not None or _lag(recipe):  # what the bits of a number depend on, and no key need say
                 note("threads: " + ", ".join(f"{role} {count}" for role, count in engine.info["threads"].items()))
+            if "sleep" in engine.info:
+                note(f"engine.vllm_sleep: {engine.info['sleep']}")
             kept = keep(self.prepared.sets, engine.tokenizer, recipe, note)
             ledger = leaving.enter_context(self._ledger(engine, first_step, begun=own or parent))
             launch.records_by(ledger)
@@ -97,6 +101,7 @@ class StageRun:
             learners, scorers = await self._models(engine, algorithm, own=own, parent=parent)
             await engine.link.publish(first_step)
             allocator, peaks = build_allocator(recipe), engine.memory()
+            doubts = leaving.enter_context(closing(self._doubts()))
             balance = self._balance(engine, judge, allocator)
             source = self._source(engine, judge, kept.train, allocator, balance)
             buffer = Buffer(
@@ -129,7 +134,7 @@ class StageRun:
                 learners=learners,
                 scorers=scorers,
                 link=engine.link,
-                ledger=ledger,
+                ledger=Doubted(ledger, doubts),
                 checkpoints=self._checkpoints(begun=own or parent),
                 reporter=launch.reporter,
                 evaluate=measure,
@@ -248,6 +253,20 @@ class StageRun:
             parent=begun.digest if begun else "",
             meta={"run": self.launch.run.id, "stage": self.name, "recipe": digest(self.recipe), **self._identity},
             before=self._still_mine,
+        )
+
+    def _doubts(self) -> Doubts:
+        launch, recipe = self.launch, self.recipe
+        facts = askable(self.prepared.facts) if isinstance(recipe.algorithm, PolicyGradient) else []
+        environment = launch.made_of.of(self.prepared, from_checkpoint="").environment
+        return Doubts(
+            partial(canary.Again, [launch.base / file for file in recipe.verifiers]),
+            facts,
+            store=launch.store,
+            lease=launch.lease,
+            environment=environment.digest if environment else "",
+            every=recipe.tracking.canary_every,
+            note=launch.reporter.note,
         )
 
     def _still_mine(self) -> None:

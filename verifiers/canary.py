@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jurat.platform.canonical import digest
-from jurat.platform.provenance.records import Observation
-from jurat.platform.types import Judgement, Message, Problem, VerifierSpec
-from jurat.verifiers.judge import LocalJudge
+from jurat.platform.provenance.records import Observation, VerifierFacts
+from jurat.platform.recipe import RewardPart
+from jurat.platform.types import Finish, Judgement, Message, Problem, Verdict, VerifierSpec
+from jurat.verifiers.judge import LocalJudge, origin_named
 
 SECONDS = 5.0
 """For the whole set; what is not judged by then counts as timed out."""
@@ -71,6 +73,26 @@ def observe(judge: LocalJudge, name: str, args: Mapping[str, Any], version: str)
     return Observation(
         version_digest=version, canary_digest=CANARY_DIGEST, vector=tuple(vector), errors=errors, timeouts=timeouts
     )
+
+
+class Again:
+    """Verifiers in a fresh process, which ends with this: for the port ``Asked`` of ``trainers/doubts.py``."""
+
+    def __init__(self, user_files: Sequence[Path | str] = ()) -> None:
+        origins = [origin_named(item) for item in user_files]
+        self._judge = LocalJudge(RewardPart(workers=1), origins=origins, spares=0, cache=0, inline=False)
+
+    def canaries(self, facts: VerifierFacts) -> Observation:
+        return observe(self._judge, facts.name, facts.args, facts.digest)
+
+    def verdict(self, problem: Problem, text: str, *, finish: Finish) -> Verdict:
+        return self._judge.verdict(problem, text, finish=finish)
+
+    def __enter__(self) -> Again:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._judge.close()
 
 
 async def _judged(judge: LocalJudge, problems: list[Problem]) -> list[Judgement | None]:

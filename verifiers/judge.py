@@ -57,8 +57,11 @@ class LocalJudge:
         limits: Limits = DEFAULT_LIMITS,
         spares: int = 1,
         cache: int = 100_000,
+        inline: bool = True,
     ) -> None:
+        """``inline``: the bounded built-in verifiers run in this process; else in the pool's, as all others."""
         self.part = part
+        self._may_inline = inline
         self._workers = part.workers
         self._labels = reward.labels(part.members)
         self._origins = list(origins)
@@ -398,7 +401,7 @@ class LocalJudge:
             definition = catalog.check(name, args)
             if definition.ready is not None:
                 definition.ready(args)
-            if catalog.is_bounded(name, args):
+            if self._may_inline and catalog.is_bounded(name, args):
                 return _Use.of(key, spec, _entry(definition), call=definition.build(args), built_in=True)
             return _Use.of(key, spec, _entry(definition), built_in=True)
         if name in REGISTERED:

@@ -31,7 +31,7 @@ ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG
 "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONUNBUFFERED",
                "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "HF_HOME", "HF_HUB_OFFLINE")  # fmt: skip
 """Variables of the service that a run gets; and those that begin with the following."""
-PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "NCCL_", "JURAT_")
+PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "NCCL_", "JURAT_", "MLFLOW_", "WANDB_")
 
 
 class Work(Protocol):

@@ -3,10 +3,10 @@
 The process that answers requests never opens a part. The worker has a memory limit, two threads, no network, no
 extensions, and may open the files it was told of, nothing else; a query that takes too long ends with its process.
 
-    python -m jurat.api.server.reader      a JSON line {sql, parameters, files, advantages} in, {rows} or {error} out
+    python -m jurat.api.server.reader      a JSON line {sql, parameters, folder, files, advantages} in, {rows} or {error} out
 
-Each query has a database of its own, made ahead, that may open the files of this query and is locked then. The catalogue
-says which files those are: by step, by the Bloom filters of ids, and, in the order of training, a few at a time.
+A worker keeps a database of one run: locked, it may open files in that run's folders of parts, and is asked SELECTs alone.
+The catalogue says which parts a query opens: by step, by the Bloom filters of ids, in the order of training a few at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jurat.api.server.filters import Fields, Key, Operand
 from jurat.api.server.problems import Problem
 from jurat.platform.errors import DataError
 from jurat.platform.runs.records import Part, RunInfo
-from jurat.platform.runs.rollouts import locate
+from jurat.platform.runs.rollouts import FOLDERS, locate
 
 SECONDS = 5.0
 MEMORY = "1GB"
@@ -179,7 +179,7 @@ def page(
         faults += wrong
         if files:
             beside = _beside(run, advantages, [part for _, part in bunch]) if joined else []
-            rows += reader.ask(query.limit(page_size + 1 - len(rows)), files, advantages=beside, until=until)
+            rows += reader.ask(run, query.limit(page_size + 1 - len(rows)), files, advantages=beside, until=until)
         if len(rows) > page_size:
             break
     more, rows = len(rows) > page_size, rows[:page_size]
@@ -198,16 +198,10 @@ def sample(
 ) -> dict[str, Any]:
     """One rollout, whole. ``parts``: those that may have it. Raises Problem."""
     wanted = [*_SHORT, *_LONG]
-    query = (
-        sa.select(*(_C[name] for name in wanted))
-        .select_from(ROLLOUTS)
-        .where(_C.rollout_id == rollout_id)
-        .order_by(_C.segment.desc())
-        .limit(1)
-    )
+    query = sa.select(*(_C[name] for name in wanted)).select_from(ROLLOUTS).where(_C.rollout_id == rollout_id)
     files, faults = _files(run, list(enumerate(parts)))
     until = time.monotonic() + reader.seconds
-    rows = reader.ask(query, files, until=until) if files else []
+    rows = sorted(reader.ask(run, query, files, until=until) if files else [], key=lambda row: -row["segment"])
     if not rows:
         raise Problem(
             "not-found", "the run has no such rollout" + ("; some of its parts cannot be read" if faults else "")
@@ -244,7 +238,7 @@ def counts(
     files, _ = _files(run, opened)
     if files:
         beside = _beside(run, advantages, [part for _, part in opened]) if _of_advantage(tree) else []
-        for row in reader.ask(query if condition is None else query.where(condition), files, advantages=beside):
+        for row in reader.ask(run, query if condition is None else query.where(condition), files, advantages=beside):
             found[row["status"] or ""] += row["count"]
     return {status or "unjudged": found[status] for status in sorted(found)}
 
@@ -295,7 +289,7 @@ def _learnt(
         return {}
     query = sa.select(_A.rollout_id, _A.step, *(_A[name] for name in ADVANTAGE)).select_from(ADVANTAGES)
     query = query.where(_A.rollout_id.in_([row["rollout_id"] for row in rows]))
-    found = reader.ask(query, advantages=files, until=until)
+    found = reader.ask(run, query, advantages=files, until=until)
     return {(row["rollout_id"], row["step"]): {name: row[name] for name in ADVANTAGE} for row in found}
 
 
@@ -345,6 +339,7 @@ class Reader:
 
     def ask(
         self,
+        run: RunInfo,
         query: sa.Select[Any],
         files: Sequence[tuple[int, str]] = (),
         *,
@@ -355,7 +350,10 @@ class Reader:
         clock, its end. Raises Problem where it takes too long or a file cannot be read."""
         compiled = query.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
         parameters = [compiled.params[name] for name in compiled.positiontup or ()]
-        request = {"sql": str(compiled), "parameters": parameters, "files": files, "advantages": advantages}
+        request = {
+            "sql": str(compiled), "parameters": parameters, "folder": str(run.folder), "files": files,
+            "advantages": advantages,
+        }  # fmt: skip
         return self.send(request, None if until is None else until - time.monotonic())
 
     def send(self, request: Mapping[str, Any], seconds: float | None = None) -> list[dict[str, Any]]:
@@ -445,20 +443,22 @@ _DIALECT.positional = True
 # ---- the worker --------------------------------------------------------------------------------------------------
 
 
-def opened(memory: str) -> Any:
-    """A database in memory that will open no file, until it is told of some."""
+def opened(folder: str, memory: str) -> Any:
+    """A database in memory, locked, that opens what lies among the parts of a run and nothing else."""
     import duckdb
 
     connection = duckdb.connect(config={"threads": 2, "memory_limit": memory})
-    for setting in ("autoinstall_known_extensions", "autoload_known_extensions"):
-        connection.execute(f"SET {setting} = false")
-    connection.execute("SET temp_directory = ''")
     connection.execute(_MACRO)
+    for setting in ("autoinstall_known_extensions = false", "autoload_known_extensions = false", "temp_directory = ''",
+                    "enable_external_file_cache = false",
+                    f"allowed_directories = {_listed(f'{folder}/{name}' for name in FOLDERS.values())}",
+                    "enable_external_access = false", "lock_configuration = true"):  # fmt: skip
+        connection.execute(f"SET {setting}")
     return connection
 
 
 def answer(request: Mapping[str, Any], connection: Any) -> dict[str, Any]:
-    """Of ``opened``, which is closed after."""
+    """Of a database as ``opened`` makes it; after an error it is not to be used again."""
     import duckdb
 
     places, files = [place for place, _ in request["files"]], [file for _, file in request["files"]]
@@ -467,10 +467,7 @@ def answer(request: Mapping[str, Any], connection: Any) -> dict[str, Any]:
         kinds = [statement.type for statement in duckdb.extract_statements(request["sql"])]
         if kinds != [duckdb.StatementType.SELECT]:
             return {"error": "a query is one SELECT"}
-        for setting in (f"allowed_paths = {_listed([*files, *beside])}", "enable_external_access = false",
-                        "lock_configuration = true"):  # fmt: skip
-            connection.execute(f"SET {setting}")
-        for by_name in (False, True):  # a part of before has fewer columns; looking into each for its names takes time
+        for by_name in (False, True):  # a part of before has fewer columns; to look into each for its names takes time
             try:
                 for view in _views(places, files, beside, by_name=by_name):
                     connection.execute(view)
@@ -483,8 +480,6 @@ def answer(request: Mapping[str, Any], connection: Any) -> dict[str, Any]:
         raise AssertionError
     except duckdb.Error as error:
         return {"error": _harmless(str(error), [*files, *beside])}
-    finally:
-        connection.close()
 
 
 def _views(places: Sequence[int], files: Sequence[str], beside: Sequence[str], *, by_name: bool) -> Iterator[str]:
@@ -529,12 +524,19 @@ def _plain(value: Any) -> Any:
 
 def main() -> None:
     memory = sys.argv[1] if len(sys.argv) > 1 else MEMORY
-    ahead = opened(memory)
+    folder, connection = "", None
     for line in sys.stdin.buffer:
-        said = json.dumps(answer(json.loads(line), ahead), allow_nan=False, separators=(",", ":"))
-        sys.stdout.buffer.write(said.encode() + b"\n")
+        request = json.loads(line)
+        if connection is None or request["folder"] != folder:
+            if connection is not None:
+                connection.close()
+            folder, connection = request["folder"], opened(request["folder"], memory)
+        found = answer(request, connection)
+        sys.stdout.buffer.write(json.dumps(found, allow_nan=False, separators=(",", ":")).encode() + b"\n")
         sys.stdout.buffer.flush()
-        ahead = opened(memory)
+        if "error" in found:
+            connection.close()
+            connection = None
 
 
 if __name__ == "__main__":

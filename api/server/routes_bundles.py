@@ -154,7 +154,9 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
             return
         except TimeoutError:
             raise Problem(
-                "bad-request", f"nothing of the body came for {bodies.READ_SECONDS:g} s", headers={"Connection": "close"}
+                "bad-request",
+                f"nothing of the body came for {bodies.READ_SECONDS:g} s",
+                headers={"Connection": "close"},
             ) from None
         yield chunk
 

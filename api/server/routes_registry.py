@@ -73,9 +73,7 @@ def dataset_versions(name: Named, service: Here, who: CanRead) -> Response:
 
 @router.post("/datasets/{name:path}/versions", status_code=201, summary="Register a version of a data set",
              responses=responses("in-flight", "key-reused"))  # fmt: skip
-def register_dataset(
-    name: Named, asked: shapes.NewDataset, request: Request, service: Here, who: CanWrite
-) -> Response:
+def register_dataset(name: Named, asked: shapes.NewDataset, request: Request, service: Here, who: CanWrite) -> Response:
     """By its manifest alone: nothing is fetched, opened or launched from it. Facts of a version never change."""
     try:
         manifest = Manifest.from_json({**asked.manifest, "source": asked.manifest.get("source", name)})

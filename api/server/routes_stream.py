@@ -192,6 +192,13 @@ class Hub:
 
     async def _look(self, channel: _Channel) -> None:
         """Look again and again, until nobody watches or the run is over."""
+        try:
+            await self._look_on(channel)
+        finally:
+            if self._channels.get(channel.run_pk) is channel:
+                del self._channels[channel.run_pk]
+
+    async def _look_on(self, channel: _Channel) -> None:
         store = self._service.store
         idle = time.monotonic()
         while channel.clients or time.monotonic() - idle < 1.0:

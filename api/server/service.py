@@ -178,7 +178,11 @@ def principal_of(request: Request) -> Principal:
         if refused is not None:
             if first:  # a row a minute: a flood of refusals is no flood of writes
                 service.audit(
-                    found.name, f"{request.method} {request.url.path}", address, state["request_id"], "too-many-requests"
+                    found.name,
+                    f"{request.method} {request.url.path}",
+                    address,
+                    state["request_id"],
+                    "too-many-requests",
                 )
             raise refused
     state["principal"] = found or LOCAL

@@ -118,6 +118,9 @@ class RemoteSampler:
         found: tuple[Completion, ...] = await self.host.sure("interrupt")
         return found
 
+    async def rest(self) -> None:
+        """Nothing: the learner's memory is another process's."""
+
     async def publish(self, version: int) -> None:
         weights = await self.learner.weights(self.dtype)
         self.published = (version, weights)

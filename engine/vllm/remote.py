@@ -131,6 +131,8 @@ class ServedSampler:
         self._stopping = False
         self._meetings = self._failures = 0
         self._failed: JuratError | None = None
+        self.lost = False
+        """Whether the server did not come back in time."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-client", daemon=True)
         self._thread.start()
@@ -152,6 +154,9 @@ class ServedSampler:
     async def publish(self, version: int, load: Callable[[], None] = lambda: None) -> None:
         """``load`` puts the learner's weights in their place first. Requests in flight go on with the new weights."""
         await compute.ended(self._there(self._publish(version, load)))
+
+    async def rest(self) -> None:
+        """Nothing: a server's memory is its own."""
 
     def close(self) -> None:
         if not self._loop.is_closed():
@@ -349,15 +354,37 @@ class ServedSampler:
         if hasattr(self, "_server"):
             await self._server.close()
 
+    async def hold(self) -> None:
+        """Once nobody gives the server weights, nobody begins to until ``renew`` or ``let_go``."""
+        await compute.ended(self._there(self._lock.acquire()))
+
+    def let_go(self) -> None:
+        self._loop.call_soon_threadsafe(self._lock.release)
+
+    async def renew(self, version: int) -> None:
+        """After ``hold``: the weights as they lie in their place now are ``version``, and the server is given them."""
+        await compute.ended(self._there(self._renew(version)))
+
+    async def _renew(self, version: int) -> None:
+        try:
+            await self._give(version)
+        finally:
+            self._lock.release()
+
     async def _publish(self, version: int, load: Callable[[], None]) -> None:
         async with self._lock:
             if self._failed:
                 raise self._failed
             await compute.run(load)
             await compute.run(self._weights.take)
-            self._held = f"{self._session}.{version}"
-            self._ours[self._held] = version
-            await self._hand_over()
+            await self._give(version)
+
+    async def _give(self, version: int) -> None:
+        if self._failed:
+            raise self._failed
+        self._held = f"{self._session}.{version}"
+        self._ours[self._held] = version
+        await self._hand_over()
 
     async def _meet_again(self, met: int, error: Lost) -> None:
         """After a loss: see that the server is there and holds what was last published. For all who lost it, once."""
@@ -390,6 +417,7 @@ class ServedSampler:
             await asyncio.sleep(PAUSES[min(attempt, len(PAUSES) - 1)])
 
     def _fail(self, error: Lost) -> None:
+        self.lost = True
         self._failed = RunFailed(
             f"the vLLM server is lost: {error}", where=f"engine.vllm_url: {self.url}",
             fix="start it again, then jurat train --resume RUN",

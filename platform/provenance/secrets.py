@@ -16,9 +16,11 @@ from typing import Any
 BLOT = "[redacted]"
 PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _NAME = re.compile(
-    r"(?i)(?:^|[._-])(?:api[_-]?key|access[_-]?key|secret(?:[_-]?key)?|private[_-]?key|(?:[a-z]+[_-])?token|"
-    r"passw(?:or)?d|passphrase|credentials?|authorization)$"
+    r"(?i:(?:^|[._-])(?:api[_-]?key|access[_-]?key|private[_-]?key|secret(?:[_-]?key)?|passw(?:or)?d|passphrase|"
+    r"credentials?|authorization|(?:api|access|auth|bearer|refresh|session|secret|hf|hub|github|gitlab|wandb|run)[_-]?token)$)"
+    r"|(?i:(?:^|[.-])token$)"
 )
+_HARMLESS = re.compile(r"|[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|(?i:true|false|none|null)")
 _SHAPE = re.compile(
     r"jurat_[0-9a-z]{12}_[\w-]{20,}|AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}|github_pat_\w{30,}|hf_[A-Za-z0-9]{30,}"
     r"|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}|AIza[\w-]{35}|glpat-[\w-]{20,}"
@@ -56,7 +58,8 @@ def blotted_code(text: str) -> str:
 def redacted(value: Any, name: str = "") -> Any:
     """A JSON value with every secret text in it blotted; mappings by the names of their keys too. Numbers stay."""
     if isinstance(value, str):
-        return BLOT if value and _NAME.search(name) and not kept() else blotted(value)
+        named = _NAME.search(name) and not _HARMLESS.fullmatch(value)
+        return BLOT if named and not kept() else blotted(value)
     if isinstance(value, Mapping):
         return {key: redacted(item, str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

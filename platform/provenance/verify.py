@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jurat.platform.provenance import folders
+from jurat.platform.provenance import folders, seal
 from jurat.platform.provenance.lineage import damaged
 from jurat.platform.runs import events, ingest
 from jurat.platform.runs.records import RunInfo
@@ -30,12 +30,14 @@ class Report:
 
 
 def verify(store: Store, run: RunInfo) -> Report:
-    """Walk the chain of events; fingerprint every metric point; hash every part and every checkpoint that is there, superseded ones too."""
+    """Walk the chain of events; hold metric points to their fingerprints, and the rows of a finished run to its seal; hash
+    every part and every checkpoint that is there, superseded ones too."""
     told = store.events(run)
     faults = [broken] if (broken := events.broken(told)) else []
     moves = [event for event in told if event.kind == "state"]
     if moves and moves[-1].payload.get("to") != run.state:
         faults.append(f"the run is {run.state}, its last event says {moves[-1].payload.get('to')}: an event is missing")
+    faults += store.read(lambda connection: seal.broken(connection, run))
     points, changed = store.read(lambda connection: ingest.faults(connection, run.pk))
     faults += changed
     faults += verify_parts(store, run)

@@ -179,9 +179,11 @@ def observations(connection: sa.Connection, version_digest: str, *, limit: int =
 def changed_behaviour(connection: sa.Connection, seen: Observation) -> list[str]:
     """The cases of which the same version said something else when it was last asked about the same set: one line each.
 
-    A case that either time was not decided is no change.
+    A case that either time was not decided is no change, and one that is known to contradict itself changes nothing.
     """
     o = t.verifier_observation.c
+    if not connection.execute(sa.select(_v.deterministic).where(_v.digest == seen.version_digest)).scalar():
+        return []
     last = connection.execute(
         sa.select(o.behaviour_digest, o.vector)
         .where(o.version_digest == seen.version_digest, o.canary_digest == seen.canary_digest)
@@ -196,6 +198,11 @@ def changed_behaviour(connection: sa.Connection, seen: Observation) -> list[str]
         for case, status, score in seen.vector
         if case in before and before[case] != (status, score)
     ]
+
+
+def doubt(connection: sa.Connection, version_digest: str) -> None:
+    """It contradicted itself: it does not count as deterministic, whatever its author says."""
+    connection.execute(sa.update(t.verifier_version).where(_v.digest == version_digest).values(deterministic=0))
 
 
 def _said(status: str, score: float | None) -> str:

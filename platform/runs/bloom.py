@@ -7,7 +7,7 @@ do, and about 1 in 1000 of the others.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,15 +27,11 @@ def made(ids: Sequence[str]) -> bytes:
     return words.tobytes()
 
 
-def place(id: str) -> int:
-    """Below 2^31: its block is this number modulo the number of blocks."""
-    return int(_hashed([id])[0][0])
-
-
-def may_hold(block: bytes, id: str) -> bool:
-    """Whether the id may be among those of the filter whose block this is."""
-    bits = _hashed([id])[1][0]
-    return bool(((np.frombuffer(block, dtype="<u4") & bits) == bits).all())
+def asked(id: str) -> tuple[int, Callable[[bytes], bool]]:
+    """Where to look: (place, below 2^31, modulo the number of blocks; whether the filter of that block may have the id)."""
+    places, bits = _hashed([id])
+    mask = int.from_bytes(bits.astype("<u4").tobytes(), "little")
+    return int(places[0]), lambda block: int.from_bytes(block, "little") & mask == mask
 
 
 def _hashed(ids: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:

@@ -25,18 +25,18 @@ def link(
     before: str, *, seq: int, uid: str, segment: int | None, at: int, kind: str, payload: Mapping[str, Any]
 ) -> str:
     """The digest of an event whose predecessor has digest ``before`` ('' for the first)."""
-    said = [before, seq, uid, segment, at, kind, _number(t.plain(payload))]
+    said = [before, seq, uid, segment, at, kind, normal(t.plain(payload))]
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _number(value: Any) -> Any:
+def normal(value: Any) -> Any:
     """One spelling of a number: PostgreSQL gives 1e22 back as a whole number."""
     if isinstance(value, float) and value.is_integer():
         return int(Decimal(repr(value)))
     if isinstance(value, dict):
-        return {key: _number(item) for key, item in value.items()}
-    return [_number(item) for item in value] if isinstance(value, list) else value
+        return {key: normal(item) for key, item in value.items()}
+    return [normal(item) for item in value] if isinstance(value, list) else value
 
 
 def insert(connection: sa.Connection, run_pk: int, rows: Sequence[Row]) -> None:

@@ -95,7 +95,7 @@ def _timed(record: Callable[Concatenate[Any, _P], None]) -> Callable[Concatenate
     """Note how long the loop waited."""
 
     @functools.wraps(record)
-    def timed(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def timed(self: RunLedger, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         began = time.perf_counter()
         record(self, *args, **kwargs)
         self._blocked = max(self._blocked, time.perf_counter() - began)
@@ -257,7 +257,7 @@ class RunLedger:
 
     def _metrics(self, report: StepReport) -> list[Op]:
         place = {"segment": self._segment.no, "step": report.step, "at": now()}
-        return [{"op": "metric", **place, "name": name, "value": value} for name, value in _numbers(report).items()]
+        return [{"op": "metric", **place, "name": name, "value": value} for name, value in numbers_of(report).items()]
 
     def _put_made(self, make: Callable[[], list[Op]]) -> None:
         try:
@@ -567,7 +567,7 @@ def _size(batch: Batch) -> int:
     return total
 
 
-def _numbers(report: StepReport) -> dict[str, float]:
+def numbers_of(report: StepReport) -> dict[str, float]:
     """Every number of a step under one name: the loop's own, means over the updates of a role, seconds by phase."""
     values = {name: float(value) for name, value in report.metrics.items()}
     by_role: dict[str, list[UpdateReport]] = {}

@@ -5,7 +5,7 @@ Inserts are idempotent: a fact that is already there is left alone, so that a sp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -218,16 +218,18 @@ def parts(
         query = query.where(c.kind == kind)
     if step is not None:
         query = query.where(c.step_min <= step, c.step_max >= step)
+    may_hold: Callable[[bytes], bool] | None = None
     if holding is not None:
+        place, may_hold = bloom.asked(holding)
         i = t.part_index.c
         blocks = sa.func.length(i.ids, type_=sa.Integer) // bloom.BLOCK
-        first = 1 + bloom.BLOCK * (sa.literal(bloom.place(holding), sa.Integer) % blocks)
+        first = 1 + bloom.BLOCK * (sa.literal(place, sa.Integer) % blocks)
         query = query.add_columns(sa.func.substr(i.ids, first, bloom.BLOCK, type_=t.Bytes).label("block"))
         query = query.outerjoin(t.part_index, sa.and_(i.run_pk == c.run_pk, i.path == c.path))
     return [
         Part(**{key: row[key] for key in Part.__slots__})
         for row in connection.execute(query).mappings()
-        if holding is None or row["block"] is None or bloom.may_hold(row["block"], holding)
+        if may_hold is None or row["block"] is None or may_hold(row["block"])
     ]
 
 

@@ -182,9 +182,7 @@ class Client:
         connection = self._open()
         try:
             try:
-                connection.request(
-                    method, f"{self._path}/api/v1{target}", body, {**self._headers(), **(headers or {})}
-                )
+                connection.request(method, f"{self._path}/api/v1{target}", body, {**self._headers(), **(headers or {})})
             except (BrokenPipeError, ConnectionResetError):
                 pass  # refused before all of the body was sent: the answer says why
             answer = connection.getresponse()

@@ -458,6 +458,10 @@ def test_estimate_needs_a_config_and_nothing_else(jurat: Any, tmp_path: Path) ->
     parts = jurat(*asked, "--memory", "0.5", "--json")
     assert parts.code == 2 and json.loads(parts.out)["stages"][0]["processes"][0]["host"]
     assert json.loads(parts.out)["error"]["fix"]
+    long = jurat(*asked, "--set", "sampling.max_new_tokens=8192", "--json")
+    assert long.code == 2 and long.json["error"]["where"] == "sampling.max_new_tokens"
+    assert "8192 tokens of this model's context" in long.json["error"]["what"]
+    assert long.json["error"]["fix"].startswith("set it below 8192")
     unknown = jurat("estimate", "quickstart", "--set", f"model={tmp_path / 'nowhere'}")
     assert unknown.code == 2
 

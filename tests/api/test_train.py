@@ -189,7 +189,8 @@ def test_interrupt_then_second_process_then_resume(jurat: Any, launch: Any, smal
     assert refused.code == 75
     assert f"held by process {process.pid}" in refused.err
     assert "kill -INT" in refused.err
-    assert refused.json["error"]["exit_code"] == 75
+    assert "this process did not begin (exit code 75: another process has the run)" in refused.err
+    assert (refused.json["state"], refused.json["error"]["exit_code"]) == ("fenced", 75)
 
     done = jurat("train", "--resume", "held", "--home", home, "--json")
     assert done.code == 0, done.err
@@ -241,6 +242,24 @@ def test_what_cannot_go_together(jurat: Any, args: tuple[str, ...], said: str) -
 
 
 # ---- what a run leaves -------------------------------------------------------------------------------------------
+
+
+def test_weights_of_two_runs_are_compared(jurat: Any, trained: Any, tmp_path: Path) -> None:
+    """A run with itself, its stages with one another by their folders, and with what it was exported as."""
+    same = jurat("models", "compare", trained.run, trained.run, "--home", trained.home, "--exit-code")
+    assert same.code == 0 and "tensors, " in same.out and "in both: equal bytes" in same.out
+    stages = trained.home / "runs" / trained.run / "checkpoints"
+    words = ["models", "compare", stages / "sft/step-000006", stages / "grpo/step-000008", "--exit-code"]
+    other = jurat(*words, "--json")
+    assert other.code == 1
+    assert not other.json["same_bytes"] and 1e-6 < other.json["largest"] < 1 and other.json["different_numbers"] > 1000
+    assert f"by {other.json['largest']:.3g} at most (in {other.json['at']})" in jurat(*words).out
+    jurat("export", trained.run, "-o", tmp_path / "out", "--home", trained.home)
+    rounded = jurat("models", "compare", trained.run, tmp_path / "out", "--home", trained.home, "--json")
+    assert rounded.code == 0 and not rounded.json["same_bytes"] and 0 < rounded.json["distance"] < 2**-8
+    assert set(map(tuple, rounded.json["dtypes"].values())) == {("float32", "bfloat16")}
+    nowhere = jurat("models", "compare", trained.run, "nowhere", "--home", trained.home)
+    assert nowhere.code == 2 and "no model 'nowhere'" in nowhere.err
 
 
 def test_eval_of_a_run(jurat: Any, trained: Any) -> None:

@@ -18,6 +18,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -25,9 +26,11 @@ import pytest
 import torch
 
 from jurat.engine import compute, local
+from jurat.engine.batching import BatchedSampler
 from jurat.engine.tensorfile import write_side_files, write_tensors
 from jurat.engine.tiny import save_tiny
 from jurat.engine.vllm import remote, settings
+from jurat.engine.vllm.sampler import VllmRows
 from jurat.platform.config import validate
 from jurat.platform.errors import ConfigError, ModelError, RunFailed
 from jurat.platform.recipe import Engine, LoRA, Optim, SamplingPart
@@ -650,6 +653,80 @@ async def test_a_server_that_dies_or_stands_still(serve, folder, tmp_path):
     finally:
         server.kill()
         engine.close()
+
+
+@needs_vllm
+async def test_one_of_two_servers_dies(server, folder, own, tmp_path):
+    """Killed while both draw: what it had is drawn by the other, to the same tokens, and a publish goes to that one."""
+    other, asked = Server(folder, tmp_path / "log"), requests(new=(60,), count=4)
+    try:
+        urls = (server.ready().url, other.ready().url)
+        engine = build(folder, sampler="vllm", vllm_url=urls, hang_seconds=5)
+        tasks = [asyncio.create_task(engine.sampler.sample(request)) for request in asked]
+        await turned(engine, 4)
+        other.kill()
+        async with asyncio.timeout(300):
+            assert_equal(await asyncio.gather(*tasks), await draw(own, asked), atol=1e-5)
+            await engine.link.publish(1)
+            found = await draw(engine, asked)
+        assert {span.version for each in found for span in each.spans} == {1}
+        assert [member.lost for member in engine.sampler.members] == [False, True]
+        engine.close()
+    finally:
+        other.kill()
+
+
+# ---- sleep ----
+
+
+class Recording:
+    """What ``VllmRows`` asks of an engine, in order."""
+
+    vllm_config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=64))
+
+    def __init__(self):
+        self.asked = []
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: self.asked.append((name, kwargs.get("level") or kwargs.get("tags")))
+
+
+async def test_it_sleeps_from_rest_to_publish_and_wakes_weights_before_the_cache():
+    """Weights get memory, then values, then the cache gets memory; nobody draws between."""
+    engine = Recording()
+    rows = VllmRows(engine, max_length=64, dtype=torch.float32, source=dict, sleeps=True)
+    sampler = BatchedSampler(rows)
+    await sampler.publish(0)
+    await sampler.rest()
+    await sampler.rest()
+    assert engine.asked == [("collective_rpc", None), ("reset_prefix_cache", None), ("sleep", 2)]
+    with pytest.raises(RunFailed, match="sleeps until new weights are published"):
+        await sampler.sample(requests()[0])
+    engine.asked.clear()
+    await sampler.publish(1)
+    await sampler.publish(2)
+    update = [("collective_rpc", None), ("reset_prefix_cache", None)]
+    assert engine.asked == [("wake_up", ["weights"]), update[0], ("wake_up", ["kv_cache"]), update[1], *update]
+    awake = VllmRows(Recording(), max_length=64, dtype=torch.float32, source=dict)
+    await BatchedSampler(awake).rest()
+    assert awake._engine.asked == []
+
+
+async def test_it_stays_awake_while_a_request_is_in_flight():
+    engine = Recording()
+    rows = VllmRows(engine, max_length=64, dtype=torch.float32, source=dict, sleeps=True)
+    rows._live["0"] = object()
+    rows.rest()
+    assert engine.asked == []
+
+
+@needs_vllm
+async def test_a_build_that_cannot_sleep_says_so_and_draws_on(serve, folder, own):
+    engine = serve(folder, vllm_sleep=True)
+    assert engine.info["sleep"] == "vLLM sleeps on GPUs alone, and this build computes on cpu"
+    await engine.sampler.rest()
+    assert_equal(await draw(engine, requests(count=1)), await draw(own, requests(count=1)), atol=1e-5)
+    serve.end()
 
 
 # ---- what goes wrong ----

@@ -9,6 +9,7 @@ import json
 import math
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from safetensors.torch import load
 
 from jurat.engine.vllm import remote, serve
 from jurat.engine.vllm.remote import ServedSampler, Weights
+from jurat.engine.vllm.several import TOGETHER, ServedSamplers
 from jurat.platform.errors import ConfigError, JuratError, ModelError, RunFailed
 from jurat.platform.recipe import Engine
 from jurat.platform.types import Request, Sampling
@@ -693,3 +695,110 @@ def test_options_given_to_the_server_win():
     assert found[found.index("--kv-cache-memory-bytes") + 1] == str(2 << 30)  # as in this process
     assert "--kv-cache-memory-bytes" not in serve.arguments(["folder", "--gpu-memory-utilization=0.1"], cpu=True)
     assert "--enforce-eager" in found and "--enforce-eager" not in serve.arguments(["folder"], cpu=False)
+
+
+# ---- several servers ----
+
+
+@pytest.fixture
+def three():
+    fakes = [Fake() for _ in range(3)]
+    threads = [threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01}) for fake in fakes]
+    for thread in threads:
+        thread.start()
+    yield fakes
+    for fake, thread in zip(fakes, threads, strict=True):
+        fake.shutdown()
+        fake.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def group(three):
+    weights = Weights({name: tuple(t.shape) for name, t in LEARNER.items()}, torch.float32, fill_learner)
+    made = [
+        ServedSampler(each.url, weights, model=MODEL, dtype="float32", max_length=48, max_concurrent=8, seconds=2.0)
+        for each in three
+    ]
+    group = ServedSamplers(made, weights)
+    yield group
+    group.close()
+
+
+def fill_learner(into):
+    for name, tensor in LEARNER.items():
+        into[name].copy_(tensor)
+
+
+async def test_requests_are_spread_over_servers_and_prompts_kept_together(three, group):
+    """12 prompts of 4 requests: 16 each, all four of a prompt on one server; tokens are those of one server."""
+    asked = [request(seed=4 * prompt + n, prompt=prompt + 1) for prompt in range(12) for n in range(4)]
+    found = await asyncio.gather(*map(group.sample, asked))
+    assert [each.token_ids.tolist() for each in found] == [drawn(each) for each in asked]
+    assert [len(each.asked) for each in three] == [16, 16, 16]
+    prompts = [{len(body["token_ids"]) for body in each.asked} for each in three]
+    assert sum(map(len, prompts)) == 12
+    assert not group._reading and not +group._load
+
+
+async def test_one_prompt_alone_does_not_wait_for_one_server(three, group):
+    await asyncio.gather(*(group.sample(request(seed=seed)) for seed in range(3 * TOGETHER)))
+    assert all(len(each.asked) >= TOGETHER - 1 for each in three)
+
+
+async def test_all_servers_have_the_weights_each_under_a_name_of_its_own(three, group, monkeypatch):
+    monkeypatch.setitem(LEARNER, "b", torch.zeros(3))
+    await group.publish(7, lambda: LEARNER["b"].add_(2))
+    assert [each.loaded[-1]["b"].tolist() for each in three] == [[2.0] * 3] * 3
+    assert len({each.held for each in three}) == 3 and all(each.held.endswith(".7") for each in three)
+    found = await asyncio.gather(*(group.sample(request(seed=seed, prompt=seed + 1)) for seed in range(6)))
+    assert {(span.start, span.end, span.version) for each in found for span in each.spans} == {(0, 5, 7)}
+
+
+async def test_a_server_that_is_lost_is_done_without(three, group):
+    """What it had is drawn by the others, to the same tokens, and weights go to them; the loss of all is the run's end."""
+    gone = three[1]
+    gone.answer = lambda body: [CUT]
+    asked = [request(seed=seed, prompt=seed + 1) for seed in range(9)]
+    found = await asyncio.gather(*map(group.sample, asked))
+    assert [each.token_ids.tolist() for each in found] == [drawn(each) for each in asked]
+    assert [member.lost for member in group.members] == [False, True, False]
+    before = len(gone.asked)
+    await group.publish(3)
+    found = await asyncio.gather(*(group.sample(each) for each in asked))
+    assert {span.version for each in found for span in each.spans} == {3} and len(gone.asked) == before
+    for each in three:
+        each.statuses["/inference/v1/generate"] = [503] * 99
+    with pytest.raises(RunFailed, match="the vLLM server is lost"):
+        await asyncio.gather(*(group.sample(each) for each in asked))
+
+
+async def test_an_interrupt_reaches_all(three, group):
+    def until_told(fake, body):
+        yield part(tokens_of(body)[:3])
+        while f"generate-tokens-{body['request_id']}" not in fake.stopped:
+            time.sleep(0.01)
+        yield part([], finish="abort", held=fake.spans(3))
+
+    for each in three:
+        each.answer = partial(until_told, each)
+    tasks = [asyncio.create_task(group.sample(request(seed=seed, prompt=seed + 1))) for seed in range(3)]
+    while group.turns < 3:
+        await asyncio.sleep(0.01)
+    aborted = await group.interrupt()
+    await asyncio.gather(*tasks)
+    assert [len(each.token_ids) for each in aborted] == [3, 3, 3]
+
+
+def test_a_list_of_servers_names_each_once():
+    both = Engine(sampler="vllm", vllm_url=["http://a:1", "http://b:1"])
+    assert both.vllm_urls == ("http://a:1", "http://b:1") and Engine(sampler="vllm", vllm_url="http://a").vllm_urls == (
+        "http://a",
+    )
+    for urls, said in (
+        (["http://a:1"] * 2, "names a server twice"),
+        ([], "names no server"),
+        (["ftp://a"], "vllm_url"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            Engine(sampler="vllm", vllm_url=urls)

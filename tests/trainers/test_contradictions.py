@@ -9,8 +9,8 @@ import pytest
 
 from jurat.api import recipes
 from jurat.platform.errors import ConfigError
-from jurat.platform.recipe import Recipe
-from jurat.trainers.contradictions import ALONE, refuse_contradictions
+from jurat.platform.recipe import Engine, Recipe
+from jurat.trainers.contradictions import ALONE, refuse_contradictions, unread
 from jurat.trainers.samples import ESTIMATORS
 
 TOP = """\
@@ -115,6 +115,16 @@ def test_normalised_rewards_that_are_felt(tmp_path, text):
             "engine.vllm_memory is of a vLLM in this process",
             "engine.vllm_memory",
         ),
+        (
+            "engine: {vllm_sleep: true}",
+            "engine.vllm_sleep frees the memory of a vLLM in the learner's",
+            "engine.vllm_sleep",
+        ),
+        (
+            "engine: {sampler: vllm, vllm_sleep: true, max_lag: 1}",
+            "engine.vllm_sleep ",
+            "engine.vllm_sleep",
+        ),
     ],
 )
 @pytest.mark.parametrize("home", ["local", "ray"])
@@ -129,6 +139,37 @@ def test_what_an_engine_cannot_honour_is_told_before_anything_starts(tmp_path, h
         said, where, fix = refused(tmp_path, whole, f"engine.home={home}")
         assert said.startswith(what) and fix
         assert where.startswith("r.yaml:") or where == key, where
+
+
+def test_a_pool_without_a_role_is_refused_on_ray(tmp_path):
+    text = "engine: {home: ray, pools: {main: {}, judges: {cpus: 2}, extra: {spare: true}}"
+    said, where, fix = refused(tmp_path, text + "}")
+    assert said.startswith("no role is placed in pool judges, which would stand idle")
+    assert "engine.placement.judge: judges" in fix
+    recipes.load(*given(tmp_path, text + ", placement: {judge: judges}}"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "cores", "said"),
+    [
+        ({}, 1, []),
+        ({"threads": 2}, 2, []),
+        ({"threads": 512}, 2, ["engine.threads is 512, and this process may use 2 processors"]),
+        ({"pools": {"main": {"cpus": 2}}}, 2, ["engine.pools: of a cluster, and not read with engine.home: local"]),
+        (
+            {"pools": {"main": {}, "j": {}}, "placement": {"judge": "j"}, "threads": 3}, 2,
+            ["engine.pools and engine.placement: of a cluster", "engine.threads is 3"],
+        ),
+        ({"home": "ray", "threads": 8}, 2, []),  # of its machine, which is not known here
+        ({"home": "ray", "threads": 8, "pools": {"main": {"cpus": 4}}}, 2, ["engine.threads is 8, and the pool of the sampler has 4"]),
+    ],
+)  # fmt: skip
+def test_what_does_nothing_on_this_machine_is_said(engine, cores, said):
+    found = unread(Engine(**engine), cores)
+    assert len(found) == len(said)
+    for got, wanted in zip(found, said, strict=True):
+        assert got.startswith(wanted)
+        assert "set engine.threads:" in got or "engine.home: ray" in got
 
 
 def test_the_stage_whose_adapters_do_not_go_with_tp_is_enough(tmp_path):

@@ -16,7 +16,7 @@ from jurat.platform.provenance.verify import verify
 from jurat.platform.runs import leases
 from jurat.platform.runs.states import Limits
 from jurat.platform.runs.store import Store
-from jurat.trainers import launch
+from jurat.trainers import doubts, launch
 from screens import Screen
 
 RECIPE = {
@@ -121,6 +121,39 @@ def test_equal_code_that_reads_something_else_is_drift(home, monkeypatch):
         _resume(home)
     monkeypatch.delenv("LEAST")
     assert _resume(home).state == "finished"
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [
+        ("len(completion) > int(os.environ.get('LEAST', 2))", "canary_drift"),
+        ("problem.source == 'canary' or len(completion) > 9 * int(os.environ.get('LEAST', 0))", "nondeterministic"),
+        pytest.param("__import__('random').random() > 0.5", "nondeterministic", marks=pytest.mark.soak),
+    ],
+)
+def test_a_verifier_that_changes_while_the_run_goes_on_is_told_of(home, monkeypatch, rule, kind):
+    """By a round in a fresh process, which has another environment: canary cases, and rollouts that are judged again."""
+    (home / "rules.py").write_text(RULE.format(rule))
+    monkeypatch.setattr(doubts, "SHARE", 1e9)
+    monkeypatch.setattr(doubts, "SAMPLED", 1.0)
+    recipe = validate({**RECIPE, "steps": 4, "tracking": {"canary_every": 3}}, where="test")
+    screen = Screen(after={2: lambda: monkeypatch.setenv("LEAST", "5")}, stop=3)
+    assert launch.train(recipe, home=home, base=home, reporter=screen, run_id="r").state == "interrupted"
+    store = Store.open(None, home)
+    [told] = [event for event in store.events(store.run("r")) if event.kind in ("canary_drift", "nondeterministic")]
+    version = store.read(lambda c: versions.version(c, "mine"))
+    assert told.kind == kind and told.payload["verifier"] == "mine" and told.payload["step"] == 2
+    assert told.payload["digest"] == version.digest and version.deterministic == (kind == "canary_drift")
+    assert [note for note in screen.notes if note.startswith("alarm: verifier mine ")]
+    if kind == "canary_drift":  # and it is not gone on with
+        with pytest.raises(RewardDrift, match=r"before, .* now"):
+            _resume(home)
+    elif "canary" in rule:
+        seen = store.read(lambda c: versions.observations(c, version.digest))
+        assert len(seen) == 2 and len({row["behaviour_digest"] for row in seen}) == 1  # the segment's, and the round's
+    else:
+        assert _resume(home).state == "finished"
     store.close()
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import gzip
+import http.client
 import json
 import os
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,19 +51,30 @@ PATHS = [
 
 
 def test_no_name_is_a_path(served: Served) -> None:
+    """Each of them in the place of each name in each route: none is found, and none is told from another that is not there."""
     assert len(PATHS) >= 60
+    operations = [
+        (method.upper(), path, place)
+        for path, item in served.ask("GET", "/openapi.json")[2]["paths"].items()
+        for method in item
+        for place in re.findall(r"\{(\w+)\}", path)
+    ]
+    assert len(operations) >= 35
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)) as kept:
+        for name in PATHS:
+            quoted = "".join(f"%{byte:02x}" for byte in name.encode()) or "%20"
+            for method, path, place in operations:
+                target = path.replace(f"{{{place}}}", quoted)
+                target = target.replace("{kind}", "run") if "/provenance/" in target else target
+                kept.request(method, re.sub(r"\{\w+\}", "absent", target), headers={"If-Match": "*"})
+                answer = kept.getresponse()
+                told = answer.read()
+                assert answer.status in (400, 404, 405, 415, 422), (method, target, told)
+                assert str(served.service.settings.home).encode() not in told and b"root:x:" not in told, (target, told)
     for name in PATHS:
-        assert kind(served.ask("POST", RUNS, {"recipe": "tiny", "id": name})) == (422, "invalid"), name
-        assert kind(served.ask("POST", RUNS, {"recipe": name}))[0] == 422, name
-        quoted = "".join(f"%{byte:02x}" for byte in name.encode()) or "%20"
-        for path in (
-            f"{RUNS}/{quoted}",
-            f"{RUNS}/{quoted}/rollouts/x",
-            f"{RUNS}/x/rollouts/{quoted}",
-            f"/problems/{quoted}",
-            f"/api/v1/verifiers/{quoted}/versions",
-        ):
-            assert served.ask("GET", path)[0] in (400, 404), (name, path)
+        for field in ({"id": name}, {"recipe": name}):
+            assert kind(served.ask("POST", RUNS, {"recipe": "tiny", **field})) == (422, "invalid"), name
+        assert kind(served.ask("POST", "/api/v1/models", {"name": "m", "files": {name: "x"}}))[0] == 422, name
     assert sorted(path.name for path in served.service.settings.home.iterdir() if path.is_dir()) == ["runs"]
     assert list(served.service.store.runs_folder.iterdir()) == []
 
@@ -256,6 +271,176 @@ def test_only_json_is_read(served: Served) -> None:
 def test_headers_are_bounded(served: Served) -> None:
     assert kind(served.ask("GET", RUNS, headers={"X-Long": "x" * 40_000})) == (431, "headers-too-large")
     assert kind(served.ask("GET", RUNS, headers={f"X-{i}": "x" for i in range(120)})) == (431, "headers-too-large")
+
+
+def test_memory_stays_flat_whatever_is_sent(served: Served) -> None:
+    """Bodies that are large, deep, wide or hollow, three rounds of them: what the first two took is all that is taken."""
+    bodies_ = [
+        (b"[" * 4_000_000, {}), (json.dumps({f"k{i}": 0 for i in range(200_000)}).encode(), {}),
+        (b"[" + b"9" * 4_000_000 + b"]", {}), (b'{"a":"' + b"x" * 4_000_000 + b'"}', {}),
+        (gzip.compress(b"[" + b" " * (32 << 20) + b"]"), {"Content-Encoding": "gzip"}),
+        (b"\x00" * 4_000_000, {}), (b'"' + b'\\"' * 2_000_000 + b"[" * 40 + b"\\", {}),
+        (b'{"rows":[' + b'{"name":"x","step":0,"value":1},' * 50_000 + b"{}]}", {}),
+    ]  # fmt: skip
+    process, taken = psutil.Process(), []
+    for turn in range(3 * len(bodies_)):
+        data, headers = bodies_[turn % len(bodies_)]
+        assert 400 <= served.ask("POST", f"{RUNS}/absent/metrics:batch", raw=data, headers=headers)[0] < 500
+        taken.append(process.memory_info().rss)
+    assert max(taken[-len(bodies_) :]) - max(taken[: -len(bodies_)]) < 32 << 20, taken
+
+
+# ---- 8, 12: many requests ----------------------------------------------------------------------------------------
+
+
+def test_a_key_has_its_rate_and_its_number_at_once() -> None:
+    at = [0.0]
+    rates = guard.Rates(2.0, 3, clock=lambda: at[0])
+    leave = []
+    for _ in range(3):
+        left, refused, _ = rates.enter("a")
+        leave.append(left)
+        assert refused is None
+    refused, first = rates.enter("a")[1:]
+    assert refused is not None and "go on" in refused.detail and first
+    assert rates.enter("a")[2] is False and rates.enter("b")[1] is None  # told once a minute; others have their own
+    for left in leave:
+        left()
+    for _ in range(5):
+        left, refused, _ = rates.enter("a")
+        assert refused is None
+        left()
+    refused = rates.enter("a")[1]
+    assert refused is not None and "too many requests" in refused.detail and refused.headers["Retry-After"] == "1"
+    at[0] += 1.0
+    assert [rates.enter("a")[1] is None for _ in range(3)] == [True, True, False]
+
+
+def test_too_many_requests_wait_and_are_noted_once(tmp_path: Path) -> None:
+    import sqlalchemy as sa
+
+    from jurat.platform.db import tables as t
+    from jurat.platform.runs.store import Store
+
+    store = Store.open(None, tmp_path)
+    one, two = (store.write(lambda c, n=name: access.make_key(c, n, ["runs:read"]))[1] for name in "ab")
+    store.close()
+    with listening(Settings(home=tmp_path, rate=0.01, at_once=2)) as made:
+        made.service.rates = guard.Rates(0.01, 2)
+        made.service.rates._most = 3.0
+        mine = {"Authorization": f"Bearer {one}"}
+        answers = [made.ask("GET", RUNS, headers=mine) for _ in range(6)]
+        assert [reply[0] for reply in answers] == [200] * 3 + [429] * 3
+        assert kind(answers[-1]) == (429, "too-many-requests") and int(answers[-1][1]["retry-after"]) > 10
+        assert made.ask("GET", RUNS, headers={"Authorization": f"Bearer {two}"})[0] == 200
+        made.service.writer.call(lambda c: None)
+        kept = made.service.store.read(lambda c: c.execute(sa.select(t.audit.c.outcome)).scalars().all())
+        assert kept.count("too-many-requests") == 1
+        made.service.rates = guard.Rates(100.0, 2)
+        doors, busy = threading.Barrier(3), []
+        whole = made.service.store.run
+
+        def slow(named: str) -> Any:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                doors.wait(10)
+            return whole(named)
+
+        made.service.store.run = slow  # type: ignore[method-assign]
+        listeners = [
+            threading.Thread(target=lambda: busy.append(made.ask("GET", f"{RUNS}/x", headers=mine)[0]))
+            for _ in range(2)
+        ]
+        [thread.start() for thread in listeners]
+        while doors.n_waiting < 2:
+            assert all(thread.is_alive() for thread in listeners)
+        assert kind(made.ask("GET", RUNS, headers=mine)) == (429, "too-many-requests")
+        doors.abort()
+        [thread.join() for thread in listeners]
+        assert (
+            busy == [404, 404] and made.ask("GET", f"{RUNS}/x", headers=mine)[0] == 404
+        )  # those that ended count no more
+
+
+# ---- 4: pickles --------------------------------------------------------------------------------------------------
+
+
+def test_what_would_run_when_it_is_loaded_is_not_loaded(served: Served, tmp_path: Path) -> None:
+    """As a body, as a recipe, inside a bundle: kept as bytes or refused, and never looked into."""
+    from jurat.platform.config import load_recipe
+    from jurat.platform.provenance import bundle
+    from jurat.platform.provenance.verify import verify
+    from jurat.platform.recipe import Recipe
+    from jurat.platform.runs.store import Store
+
+    mark = tmp_path / "it ran"
+    evil = f"cposix\nsystem\n(S'touch \"{mark}\"'\ntR.".encode()  # a pickle of os.system("touch ...")
+    for raw in (evil, b"\x93NUMPY" + evil, json.dumps(base64.b64encode(evil).decode()).encode()):
+        assert 400 <= served.ask("POST", RUNS, raw=raw)[0] < 500
+    (tmp_path / "r.yaml").write_text(f"name: !!python/object/apply:os.system ['touch \"{mark}\"']\n")
+    with pytest.raises(ConfigError, match="not YAML"):
+        load_recipe(tmp_path / "r.yaml")
+    store = Store.open(None, tmp_path / "home")
+    value = {"name": "t", "model": "tiny-random", "data": {"train": {"source": "generated"}}}
+    run = store.create_run(
+        recipe=Recipe.model_validate(value), recipe_digest="", reward_digest="", meta={}, run_id="evil"
+    )
+    store.set_state(run, "cancelled")
+    for name in ("checkpoints/main/step-1/model.pt", "optimizer.pkl", "array.npy"):
+        (run.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.folder / name).write_bytes(evil)
+    bundle.export(store, store.run("evil"), tmp_path / "a.tar")
+    store.close()
+    served.client().import_bundle(tmp_path / "a.tar")
+    there = served.service.store.run("evil")
+    assert (there.folder / "optimizer.pkl").read_bytes() == evil and verify(served.service.store, there).faults == ()
+    assert (
+        served.ask("POST", f"{RUNS}/evil:verify")[2]["whole"] and served.ask("GET", f"{RUNS}/evil/rollouts")[0] == 200
+    )
+    assert not mark.exists()
+
+
+# ---- 6: programs that want out -----------------------------------------------------------------------------------
+
+
+def test_a_program_that_is_judged_stays_inside(served: Served, tmp_path: Path) -> None:
+    from jurat.platform.provenance import versions
+    from jurat.platform.provenance.records import VerifierFacts
+    from jurat.platform.recipe import Member, RewardPart
+    from jurat.verifiers.judge import LocalJudge
+
+    with LocalJudge(RewardPart(members=(Member(use="code", args={"seconds": 2.0}),)), spares=0, cache=0) as judge:
+        bound = next(iter(judge.bind().values()))
+        said = judge.identity("code", bound.args, sources=False)
+    facts = VerifierFacts(label="code", name="code", digest=bound.digest, args=bound.args, kind=said["kind"],
+                          **{key: said[key] for key in ("version", "code", "config", "deps", "weights", "abi")})  # fmt: skip
+    served.service.store.write(lambda c: versions.register(c, facts))
+    gold = json.dumps({"mode": "stdio", "tests": [{"stdin": "1 2\n", "stdout": "3\n"}]})
+    mark = tmp_path / "it got out"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        here = f"('127.0.0.1', {listener.getsockname()[1]})"
+        programs = [
+            "print(sum(map(int, input().split())))",
+            f"open({str(mark)!r}, 'w').write('x')",
+            f"import socket; socket.create_connection({here}).send(b'x')",
+            f"import socket; socket.create_connection(('127.0.0.1', {served.port})).send(b'DELETE / HTTP/1.0')",
+            "import os\nwhile True: os.fork()",
+            "import os, signal; os.kill(os.getppid(), 9); os.kill(-1, 9)",
+            "x = bytearray(1 << 40)",
+            "while True: print('x' * 1_000_000)",
+            f"import subprocess; subprocess.run(['touch', {str(mark)!r}])",
+            f"print(open({str(served.service.settings.home / 'secret')!r}, 'rb').read())",
+            "import os; print(open('/proc/1/environ').read(), os.environ)",
+        ]
+        items = [{"gold": gold, "completion": f"```python\n{each}\n```"} for each in programs]
+        verdicts = served.client().verify(bound.digest, items)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert [verdict["status"] == "correct" for verdict in verdicts] == [True] + [False] * (len(programs) - 1), verdicts
+    assert all(verdict["isolation"] == "sandbox" and verdict["score"] in (0.0, 1.0) for verdict in verdicts), verdicts
+    secret = (served.service.settings.home / "secret").read_bytes()
+    assert not mark.exists() and repr(secret)[2:20] not in json.dumps(verdicts)
+    assert served.ask("GET", "/healthz")[0] == 200
 
 
 # ---- 11: other sites ---------------------------------------------------------------------------------------------

@@ -154,7 +154,8 @@ HOSTILE: dict[str, bytes] = {
     "a path out": _archive(("bundle.json", _index(("../../x", b"x"))), ("../../x", b"x")),
     "an index of a gigabyte": _header("bundle.json", size=1 << 30) + bytes(1024),
     "a nested bundle as the index": _archive(("bundle.json", _archive(("bundle.json", b"{}")))),
-    "metrics of half a terabyte": _archive(("bundle.json", HUGE), ("record.json", b"{}"))[:-1024] + _header("metrics.parquet", size=1 << 39) + bytes(1024),
+    "metrics of half a terabyte": _archive(("bundle.json", HUGE), ("record.json", b"{}"))[:-1024]
+    + _header("metrics.parquet", size=1 << 39),
 }  # fmt: skip
 
 

@@ -119,6 +119,8 @@ def test_what_is_no_fact_is_refused(each: Served, begun: Any) -> None:
     for op in (
         {"op": "drop"}, {}, {"op": "metric"},
         {"op": "metric", "segment": 5, "step": 0, "at": 1, "name": "x", "value": 1.0}, {"op": "event", "uid": []},
+        *({"op": "index", "path": "x", "statuses": {}, "ids": ids} for ids in ("", "AA==", "?", None)),
+        *({"op": "index", "path": "x", "statuses": n, "ids": "A" * 43 + "="} for n in ([], {"": -1}, {"": "1"}, {"": True})),
         {"op": "part", "x": 1}, {**good, "path": "../../etc/passwd"}, {**good, "path": "/etc/passwd"},
         {**good, "path": "a/./b"}, {**good, "path": "a//b"},
         {**good, "digest": "md5:1"}, {**good, "run_pk": 99, "extra; DROP TABLE run": 1},

@@ -1,4 +1,5 @@
-"""kill -9 of service and trainer, again and again: the run ends as one that nobody touched, bit for bit. ``make soak``."""
+"""kill -9 of a service and of real training, at named points and again and again: each run ends as one that nobody touched,
+bit for bit. ``make soak``; one line is printed a run or a kill."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from sites import Site
+
+from jurat.client import Client
 
 CONFIG = {
     "stages.0.steps": 12,
@@ -22,18 +26,24 @@ CONFIG = {
     "evaluate.samples": 2,
 }
 SAME = ("reward/mean", "policy/loss", "policy/entropy", "policy/grad_norm")
+NAMED = ("rollouts.mid_write:5", "loop.between_update_and_publish:17", "checkpoint.mid_write:3")
+"""Points that tests/api/server/test_kills.py has no training for."""
 KILLS = 6
 
 
 class Served(Site):
-    def start(self) -> None:
-        serve = ["serve", "--port", str(self.port), "--lease-seconds", "3"]
-        self.launch([sys.executable, "-m", "jurat", "--home", str(self.home), *serve])
+    def __init__(self, home: Path, database: str) -> None:
+        super().__init__(home, tries=60)
+        self.database = database
+
+    def start(self, fault: str = "") -> None:
+        serve = ["serve", "--port", str(self.port), "--lease-seconds", "3", "--database", self.database]
+        self.launch([sys.executable, "-m", "jurat", "--home", str(self.home), *serve], {"JURAT_FAULT": fault})
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Served]:
-    made = Served(tmp_path, tries=60)
+def site(tmp_path: Path, database_url: str) -> Iterator[Served]:
+    made = Served(tmp_path, database_url)
     made.start()
     yield made
     made.kill()
@@ -41,18 +51,16 @@ def site(tmp_path: Path) -> Iterator[Served]:
         os.killpg(pid, signal.SIGKILL)
 
 
-@pytest.mark.soak
-def test_a_run_survives_kills_with_equal_numbers(site: Served) -> None:
-    rng = random.Random(7)
-    client = site.client
-    client.create_run("tiny", CONFIG, id="calm")
-    assert client.wait("calm", seconds=300)["state"] == "finished"
+def numbers(client: Client, run: str) -> dict[str, list[tuple[str, int, float]]]:
+    return {name: [(p["stage"], p["step"], p["value"]) for p in client.history(run, name)] for name in SAME}
 
-    client.create_run("tiny", CONFIG, id="storm", max_restarts=20)
+
+def storm(site: Served, rng: random.Random) -> dict[str, int]:
+    """Kill the service and the trainer in turns while the run goes on."""
     killed = {"service": 0, "trainer": 0}
     for turn in range(KILLS):
         time.sleep(rng.uniform(1.0, 8.0))
-        if client.run("storm")["state"] == "finished":
+        if site.client.run("storm")["state"] == "finished":
             break
         pids = site.trainers()
         assert len(pids) <= 1, "two processes train one run"
@@ -64,17 +72,42 @@ def test_a_run_survives_kills_with_equal_numbers(site: Served) -> None:
             killed["service"] += 1
             time.sleep(rng.uniform(0.0, 4.0))  # also past the lease
             site.start()
-    ended = client.wait("storm", seconds=400)
-    assert ended["state"] == "finished" and killed["service"] and killed["trainer"], (ended, killed)
-    for name in SAME:
-        calm, storm = (
-            [(p["stage"], p["step"], p["value"]) for p in client.history(run, name)] for run in ("calm", "storm")
-        )
-        assert calm == storm and len(calm) >= 12, name
-    assert client._json("POST", "/runs/storm:verify")["faults"] == []
+    return killed
+
+
+@pytest.mark.soak
+def test_a_run_survives_kills_with_equal_numbers(site: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    client, kind = site.client, sa.engine.make_url(site.database).get_backend_name()
+    client.create_run("tiny", CONFIG, id="calm")
+    assert client.wait("calm", seconds=300)["state"] == "finished"
+    calm = numbers(client, "calm")
+    assert all(len(points) >= 12 for points in calm.values())
+
+    for place, what in enumerate((*NAMED, "storm")):
+        if what == "storm":
+            client.create_run("tiny", CONFIG, id="storm", max_restarts=20)
+            killed = storm(site, random.Random(7))
+            run = "storm"
+        else:
+            site.kill()
+            site.start(f"trainer@{what}")
+            run, killed = f"named-{place}", {"trainer": 1}
+            client.create_run("tiny", CONFIG, id=run, max_restarts=1)
+        ended = client.wait(run, seconds=400)
+        assert ended["state"] == "finished" and all(killed.values()), (ended, killed)
+        assert ended["restarts"] == killed["trainer"]
+        found = numbers(client, run)
+        with capsys.disabled():
+            rows, same = sum(map(len, found.values())), sum(found[name] == calm[name] for name in SAME)
+            print(
+                f"\n{what:34} {kind:10} killed {killed}; {rows} numbers, {same} of {len(SAME)} curves equal", flush=True
+            )
+        assert found == calm
+        assert client._json("POST", f"/runs/{run}:verify")["faults"] == []
+        counts = [client._json("GET", f"/runs/{each}/rollouts:count")["counts"] for each in ("calm", run)]
+        assert counts[0] == counts[1]
+    site.kill()
     end = time.monotonic() + 30
-    while site.trainers() and time.monotonic() < end:
+    while site.left() and time.monotonic() < end:
         time.sleep(0.1)
-    assert site.trainers() == []
-    counts = {run: client._json("GET", f"/runs/{run}/rollouts:count")["counts"] for run in ("calm", "storm")}
-    assert counts["calm"] == counts["storm"]
+    assert site.left() == []

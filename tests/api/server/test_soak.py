@@ -193,12 +193,13 @@ def test_a_steady_load_for_long(site: Soaked, capsys: pytest.CaptureFixture[str]
     growth = slope * (1 - WARM) * seconds
     rows, waited = sum(writer.rows for writer in writers), sorted(s for writer in writers for s in writer.waited)
     p50, p95 = (waited[len(waited) * share // 100] * 1e3 for share in (50, 95))
+    tenths = [f"{site.memory[len(site.memory) * n // 10][1]:.0f}" for n in range(10)]
     with capsys.disabled():
         print(
             f"\n{kind}: {seconds:.0f} s, {rows:,} rows ({rows / seconds:,.0f}/s), {site.reads:,} reads, "
             f"{len(site.errors)} errors, {site.held_back} held back; a batch p50 {p50:.0f}, p95 {p95:.0f}, most "
-            f"{waited[-1] * 1e3:.0f} ms; memory {base + slope * WARM * seconds:.0f} MiB, {growth:+.1f} MiB, most "
-            f"{max(size for _, size in site.memory):.0f}; log at most {site.log / 2**20:.0f} MiB", flush=True,
+            f"{waited[-1] * 1e3:.0f} ms; memory {base + slope * WARM * seconds:.0f} MiB, {growth:+.1f} MiB "
+            f"(by tenths {' '.join(tenths)}); log at most {site.log / 2**20:.0f} MiB", flush=True,
         )  # fmt: skip
     assert site.errors == []
     p = t.metric_point.c

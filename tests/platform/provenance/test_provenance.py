@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, DataError
-from jurat.platform.provenance import bundle, drift, environment, folders, lineage, points, prov, versions
+from jurat.platform.provenance import bundle, drift, environment, folders, lineage, points, prov, seal, versions
 from jurat.platform.provenance.edges import segment_node
 from jurat.platform.provenance.records import Ingredients, Node, Observation, VerifierFacts
 from jurat.platform.provenance.verify import verify
@@ -239,6 +239,26 @@ def test_a_flipped_byte_anywhere_is_named(store: Store, trained: Any) -> None:
             from jurat.platform.runs import events
 
             assert events.broken(told).startswith(why)
+            transaction.rollback()
+
+
+def test_a_finished_run_is_sealed_row_by_row(store: Store, trained: Any, tmp_path: Path) -> None:
+    """No digest of a file or an event is over a metric point: the seal is."""
+    run = trained("one")
+    store.write(lambda c: seal.seal(c, run))
+    assert verify(store, run).faults == ()
+    bundle.export(store, run, tmp_path / "a.tar")
+    other = Store.open(None, tmp_path / "other")
+    assert verify(other, bundle.take_in(other, tmp_path / "a.tar")).faults == ()  # its rows are the same there
+    other.close()
+    for table, change in (
+        ("metric_point", "value = value + 1e-9 WHERE step = 1"), ("metric_point", "step = 9 WHERE step = 1"),
+        ("metric_point", "at = at + 1"), ("segment", "first_step = 1"), ("checkpoint", "step = 3"),
+        ("verdict_stat", "n = n + 1 WHERE step = 0"), ("data_part", "rows = rows + 1 WHERE step_min = 0"),
+    ):  # fmt: skip
+        with store.engine.connect() as connection, connection.begin() as transaction:
+            connection.execute(sa.text(f"UPDATE {table} SET {change}"))
+            assert [fault.partition(":")[0] for fault in seal.broken(connection, run)] == [table], change
             transaction.rollback()
 
 

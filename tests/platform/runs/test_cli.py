@@ -252,11 +252,17 @@ def test_watch_follows_a_live_run(home: Path, finished: RunInfo, step_report: An
         ledger.flush_now()
         lines.append(watcher.stderr.readline())  # while it runs
         ledger.close()
+        store.set_state(run, "paused")
+        assert watcher.stderr.readline() == (
+            "run two is paused: jurat train --resume two   begins again: it has no checkpoint yet\n"
+        )
+        store.set_state(run, "running")
         store.set_state(run, "failed", "out of memory")
     rest = watcher.communicate(timeout=120)[1]
     assert "run two: tiny: grpo on tiny-random" in lines[0]
     assert [line.split("  ")[0] for line in lines[1:]] == ["grpo 1/100", "grpo 2/100"]
-    assert rest == "run two is failed: out of memory\n"
+    assert rest.splitlines()[0] == "run two is failed: out of memory"
+    assert rest.splitlines()[1].startswith("jurat train --resume two ")
     assert watcher.returncode == 1
     store.close()
 

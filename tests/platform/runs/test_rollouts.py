@@ -10,10 +10,12 @@ import hypothesis.strategies as st
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import sqlalchemy as sa
 from hypothesis import given, settings
 
+from jurat.platform.db import tables as t
 from jurat.platform.errors import DataError
-from jurat.platform.runs import rollouts
+from jurat.platform.runs import bloom, rollouts
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.rollouts import read, records_of, to_table, verify_parts, write_part
@@ -209,6 +211,26 @@ def test_a_part_is_plain_parquet_for_other_tools(tmp_path: Path, batch: Any) -> 
     assert (notes[b"jurat.schema"], notes[b"jurat.step"], notes[b"jurat.run"]) == (b"1", b"2", b"r")
 
 
+@given(st.lists(st.text(st.characters(exclude_categories=()), max_size=24), max_size=300, unique=True))
+def test_a_filter_of_ids_misses_none_of_its_own(ids: list[str]) -> None:
+    blocks = bloom.made(ids)
+    assert len(blocks) == bloom.BLOCK * max(1, -(-len(ids) // 16))
+    for id in ids:
+        place, may_hold = bloom.asked(id)
+        first = bloom.BLOCK * (place % (len(blocks) // bloom.BLOCK))
+        assert may_hold(blocks[first : first + bloom.BLOCK])
+
+
+def test_a_filter_of_ids_holds_few_others() -> None:
+    blocks = bloom.made([f"mine-{n}" for n in range(4000)])
+    found = 0
+    for n in range(4000):
+        place, may_hold = bloom.asked(f"other-{n}")
+        first = bloom.BLOCK * (place % (len(blocks) // bloom.BLOCK))
+        found += may_hold(blocks[first : first + bloom.BLOCK])
+    assert found <= 20  # 0.2 %
+
+
 # ---- reading a run -----------------------------------------------------------------------------------------------
 
 
@@ -243,6 +265,37 @@ def test_superseded_rows_are_hidden(store: Store, recorded: RunInfo) -> None:
     ]
     assert stats[0].statuses == {"correct": 2, "incorrect": 4}
     assert stats[0].version_digest == "sha256:" + "9f" * 32
+
+
+def test_what_was_learnt_is_a_part_beside_the_rollouts(store: Store, new_run: Any, batch: Any) -> None:
+    run = new_run()
+    told = {"p0-0-0": np.array([1.5, 1.5], np.float32), "p0-0-1": np.array([-0.5, 0.25, 0.0], np.float32)}
+    for first in (0, 1):
+        segment = store.start_segment(run, first_step=first)
+        with RunLedger(store, run, "", segment, run.folder) as ledger:
+            for step in range(first, 2):
+                ledger.record_batch(batch(step))
+                ledger.record_advantages(step, {id: each + segment.no for id, each in told.items()})
+    parts = store.parts(run, kind="advantage")
+    assert [(part.step_min, part.segment, part.rows) for part in parts] == [(0, 0, 2), (1, 1, 2)]
+    assert len(store.parts(run)) == 2 and len(store.parts(run, kind=None, canonical=False)) == 6
+    assert pq.read_table(run.folder / parts[1].path).select(
+        ["rollout_id", "step", "advantage", "advantages"]
+    ).to_pylist() == [
+        {"rollout_id": "p0-0-0", "step": 1, "advantage": 2.5, "advantages": None},
+        {"rollout_id": "p0-0-1", "step": 1, "advantage": pytest.approx(11 / 12), "advantages": [0.5, 1.25, 1.0]},
+    ]
+    lost = parts[0]  # killed between file and commit: whole files without a row get theirs, whatever their kind
+    for table in (t.data_part, t.part_index):
+        store.write(lambda c, table=table: c.execute(sa.delete(table).where(table.c.path.like("%step-000000-seg0%"))))
+    assert [part.step_min for part in store.parts(run, kind=None)] == [1, 1]
+    RunLedger(store, run, "", store.start_segment(run, first_step=2), run.folder).close()
+    assert [part.path for part in store.parts(run, kind="advantage")] == [part.path for part in parts]
+    assert store.part_statuses(run)[f"rollouts/{lost.path.partition('/')[2]}"] == {"correct": 2, "incorrect": 4}
+    assert [part.step_min for part in store.parts(run, holding="p0-0-0")] == [0]
+    assert verify_parts(store, run) == []
+    (run.folder / lost.path).write_bytes(b"x")
+    assert [fault.partition(":")[0] for fault in verify_parts(store, run)] == [lost.path]
 
 
 def test_filters_and_worst_first(store: Store, recorded: RunInfo) -> None:

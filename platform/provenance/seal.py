@@ -1,0 +1,68 @@
+"""A digest over all rows of a run that has finished, kept as its event ``sealed``: what no part and no event holds is held
+by it. Metric points, segments, checkpoints, evaluations, parts and verdict counts then cannot be changed unnoticed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from jurat.platform.canonical import digest
+from jurat.platform.db import tables as t
+from jurat.platform.db.clock import now
+from jurat.platform.provenance import points
+from jurat.platform.runs import events
+from jurat.platform.runs.records import RunInfo
+
+KIND = "sealed"
+_TABLES = ("segment", "checkpoint", "evaluation", "data_part", "verdict_stat")
+_LEFT_OUT = frozenset({"pk", "run_pk", "path", "meta"})
+"""Numbers of this database, and where a checkpoint lies; its manifest says its ``meta``, and that is under its digest."""
+
+
+def seal(connection: sa.Connection, run: RunInfo) -> None:
+    events.add(connection, run.pk, KIND, rows(connection, run.pk), at=now(connection))
+
+
+def rows(connection: sa.Connection, run_pk: int) -> Mapping[str, str]:
+    """{table: digest of its rows}. The same in a store that took the run in."""
+    made = {name: _of_table(connection, t.metadata.tables[name], run_pk) for name in _TABLES}
+    return {**made, "metric_point": _of_points(connection, run_pk)}
+
+
+def broken(connection: sa.Connection, run: RunInfo) -> list[str]:
+    """The tables that say something else than when the run was sealed. A run that went on, or whose rows ``jurat gc``
+    collected, is held to nothing."""
+    told = events.read(connection, run.pk, after=0, limit=None)
+    last = next((event for event in reversed(told) if event.kind in (KIND, "collected")), None)
+    if last is None or last.kind != KIND or run.state != "finished":
+        return []
+    found = rows(connection, run.pk)
+    return [f"{name}: its rows are not those that the run was sealed with (event {last.seq})"
+            for name, then in sorted(last.payload.items()) if found.get(name) != then]  # fmt: skip
+
+
+def _of_table(connection: sa.Connection, table: sa.Table, run_pk: int) -> str:
+    kept = [column for column in table.columns if column.name not in _LEFT_OUT]
+    query = sa.select(*kept).where(table.c.run_pk == run_pk)
+    said = [events.normal([[column.name, row[place]] for place, column in enumerate(kept)])
+            for row in connection.execute(query)]  # fmt: skip
+    return digest(sorted(said, key=digest))
+
+
+def _of_points(connection: sa.Connection, run_pk: int) -> str:
+    """Column by column: a run has millions."""
+    table, hashed = points.table(connection, run_pk), hashlib.sha256()
+    for name in ("segment", "step", "value", "at", "name"):
+        column = table.column(name)
+        if name == "name":
+            hashed.update("\0".join(column.to_pylist()).encode("utf-8"))
+            continue
+        values: Any = column.to_numpy()
+        hashed.update(
+            np.ascontiguousarray(np.nan_to_num(values, nan=-1.5e308) if name == "value" else values).tobytes()
+        )
+    return "sha256:" + hashed.hexdigest()
