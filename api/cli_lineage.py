@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -435,9 +436,22 @@ def fork(
 # ---- runs verify, export, import ---------------------------------------------------------------------------------
 
 
-def verify(run: Run, database: terminal.Database = None, as_json: terminal.AsJson = False) -> None:
-    """Hold a run's record against its digests: the chain of events, every metric point, every part, every checkpoint that
-    is there.
+def verify(
+    run: Run,
+    canaries: Annotated[
+        bool, typer.Option("--canaries/--no-canaries", help="Ask the verifiers that are installed here too.")
+    ] = True,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file", "-f", help="File of verifiers that may be asked, beside the built-in ones.", show_default=False
+        ),
+    ] = None,
+    database: terminal.Database = None,
+    as_json: terminal.AsJson = False,
+) -> None:
+    """Hold a run's record against its digests: the chain of events, every metric point, every part, every checkpoint
+    that is there. Verifiers that are installed here as the run had them are asked their canary cases again.
 
     Exits with 1 and names what differs.
     """
@@ -445,6 +459,8 @@ def verify(run: Run, database: terminal.Database = None, as_json: terminal.AsJso
 
     with _run(run, database) as (store, found):
         report = check(store, found)
+        if canaries:
+            report = replace(report, faults=(*report.faults, *_drifted(store, found, file or ())))
     if as_json:
         terminal.print_json({"run": found.id, "events": report.events, "points": report.points,
                              "parts": report.parts, "checkpoints": report.checkpoints, "faults": report.faults})  # fmt: skip
@@ -455,6 +471,33 @@ def verify(run: Run, database: terminal.Database = None, as_json: terminal.AsJso
         typer.echo(f"{told}: {'as recorded' if report.whole else f'{len(report.faults)} faults'}")
     if not report.whole:
         raise typer.Exit(1)
+
+
+def _drifted(store: Store, run: RunInfo, files: Sequence[str]) -> list[str]:
+    """Canary cases of which a version that the run used says something else here than when it was last asked. A record names no
+    code that is run: ``files`` are the caller's."""
+    from jurat.platform.provenance import versions
+    from jurat.platform.provenance.records import VerifierFacts
+    from jurat.verifiers.canary import UNASKED, Again
+
+    used = store.read(lambda c: versions.versions_of(c, sorted(set((run.meta.get("verifiers") or {}).values()))))
+    lines: list[str] = []
+    for version in used:
+        name = version.names[0].rpartition("@")[0] if version.names else ""
+        if not (version.deterministic and version.code) or name in UNASKED:
+            continue
+        try:
+            with Again(files) as asked:
+                here = asked.identity(name, version.args)
+                if here["digest"] != version.digest or here["kind"] == "judge":
+                    continue  # of another version that is here nothing follows for this one
+                seen = asked.canaries(VerifierFacts(label=name, name=name, digest=version.digest, args=version.args))
+        except JuratError as error:
+            terminal.note(f"  {name} is not asked: {error.what.splitlines()[0]}")
+            continue
+        changed = store.read(lambda c, s=seen: versions.changed_behaviour(c, s))  # type: ignore[misc]
+        lines += [f"verifier {name} {version.digest[:19]}... {line}" for line in changed]
+    return lines
 
 
 def export(

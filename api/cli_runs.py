@@ -614,6 +614,7 @@ def _print(place: int, record: Record, limit: int | None) -> None:
     notes += [f"discarded: {record.discarded}"] if record.discarded else []
     where = f"{record.stage + ' ' if record.stage else ''}step {record.step + 1}"
     worth = "excluded" if reward is None else f"{reward:.4g}"
+    worth += "" if record.advantage is None else f"  advantage {record.advantage:+.4g}"
     head = f"#{place}  reward {worth}  {where}  problem {rollout.problem.id}  visit {rollout.visit}  {', '.join(notes)}"
     typer.echo(_line(head))
     asked = [m.content for m in rollout.problem.messages if m.role == "user"]
@@ -668,6 +669,7 @@ def _json(record: Record) -> dict[str, Any]:
         "reward": {"value": judgement.reward.value, "parts": judgement.reward.parts,
                    "steps": [_step_json(step) for step in judgement.reward.steps],
                    "trainable": judgement.reward.trainable},
+        "advantage": record.advantage, "advantages": record.advantages,
         "verdicts": {
             member: {
                 "status": v.status, "score": v.score, "fault": v.fault, "read": v.read, "why": v.why,

@@ -41,6 +41,10 @@ def serve(
         list[str] | None, typer.Option(help="File of verifiers that POST /verify may run.", show_default=False)
     ] = None,
     slots: Annotated[int, typer.Option(min=0, help="Runs at once; 0: none is launched.")] = 1,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=0, help="GPUs that runs may take together, by their recipes.", show_default=False),
+    ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -52,6 +56,9 @@ def serve(
     lease_seconds: Annotated[
         float, typer.Option(min=1.0, help="How long a run without a heartbeat counts as alive.")
     ] = 45.0,
+    key_rate: Annotated[
+        float, typer.Option(min=0.1, help="Requests a second of one key; four times as many at once.")
+    ] = 2000.0,
     durable: Annotated[
         bool, typer.Option("--durable", help="Wait for the disk with every commit, so that a power cut loses nothing.")
     ] = False,
@@ -71,8 +78,8 @@ def serve(
     run(
         Settings(
             home=terminal.home(), database=database, host=host, port=port, host_names=tuple(host_name or ()),
-            recipes=tuple(recipes or ()), verifiers=tuple(verifier_file or ()), slots=slots, ray=ray, lease_seconds=lease_seconds,
-            open_to_all=insecure_no_auth, durable=durable,
+            recipes=tuple(recipes or ()), verifiers=tuple(verifier_file or ()), slots=slots, gpus=gpus, ray=ray,
+            lease_seconds=lease_seconds, open_to_all=insecure_no_auth, rate=key_rate, durable=durable,
         ),
         terminal.note,
         terminal.print_json if as_json else lambda _: None,

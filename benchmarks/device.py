@@ -8,8 +8,10 @@
 | parity  | tiny model, float32, CPU beside the device, same seeds: tokens, log-probs, loss, gradient norm, next weights |
 | fast    | the fast path's learner on a random 1.5B of Llama's architecture: tokens/s, MFU, peak memory                 |
 | simple  | the same numbers of Qwen2's architecture by transformers                                                    |
+| liger   | log-probs of its head by liger-kernel and in chunks: seconds, memory, how far values and gradients are apart |
 | own     | the fast path's sampler: tokens/s, seconds of a publish                                                     |
 | vllm    | vLLM beside the learner on one device (Qwen2): tokens/s, publish, a whole step, sampler against learner      |
+| sleep   | the same with engine.offload: memory of the device awake and asleep, seconds of sleep and of waking      |
 
 A part that fails, is too slow or lacks a package says so, and the others go on. Weights are random, made in code from a seed;
 nothing is fetched. MFU is 6 flops a parameter and forwarded token over the products of ``machine`` (989 Tflop/s, the
@@ -31,6 +33,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,7 @@ import numpy as np
 import torch
 
 DATASHEET = 989e12
-LIMITS = {"machine": 60, "parity": 120, "fast": 100, "simple": 100, "own": 90, "vllm": 240}
+LIMITS = {"machine": 60, "parity": 120, "fast": 100, "simple": 100, "liger": 60, "own": 90, "vllm": 240, "sleep": 150}
 """Seconds of each part."""
 Job = dict[str, Any]
 
@@ -241,12 +244,66 @@ def learner(path: str, kind: str) -> Callable[[Job, Path], dict[str, Any]]:
         engine.close()
         flops = 6 * engine.info["parameters"] * report.forwarded_tokens / seconds
         return {
-            "path": engine.info["path"], "parameters": engine.info["parameters"], "load s": loaded, "update s": seconds,
+            "path": engine.info["path"],
+            "head": engine.info.get("head", "the fast path's own"),
+            "parameters": engine.info["parameters"], "load s": loaded, "update s": seconds,
             "updates s": times, "forwarded tokens/s": report.forwarded_tokens / seconds,
             "trained tokens/s": report.tokens / seconds, "Tflop/s": flops / 1e12, **mfu(job, flops), **memory,
         }  # fmt: skip
 
     return part
+
+
+def _linear(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return rows @ weight.T
+
+
+def liger(job: Job, scratch: Path) -> dict[str, Any]:
+    """Raises where log-probs are apart by more than 1e-5 in float32, or gradients by more than 1e-5 of their norm."""
+    from jurat.engine.logprobs import chunked_logprobs, fused_logprobs, liger_version, why_chunked
+
+    device, version = job["device"], liger_version()
+    if not device.startswith("cuda"):
+        os.environ["TRITON_INTERPRET"] = "1"
+    why = why_chunked("cuda", version)
+    if why:
+        raise RuntimeError(why)
+    rows, hidden, vocab = (64, 32, 512) if job["tiny"] else (8192, 1536, 151_936)
+    found: dict[str, Any] = {"liger": version}
+    for name, dtype, count in (("float32", torch.float32, rows // 8), ("bfloat16", torch.bfloat16, rows)):
+        torch.manual_seed(0)
+        states = torch.randn(count, hidden, device=device, dtype=dtype).requires_grad_()
+        weight = torch.randn(vocab, hidden, device=device, dtype=dtype).div(hidden**0.5).requires_grad_()
+        targets, slopes = torch.randint(vocab, (count,), device=device), torch.randn(count, device=device)
+        sides: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
+            "liger": partial(fused_logprobs, weight, states, targets),
+            "chunks": partial(chunked_logprobs, partial(_linear, weight), states, targets),
+        }
+        results = {}
+        for side, make in sides.items():
+            times = []
+            for _ in range(4):
+                wait(device)
+                if device.startswith("cuda"):
+                    torch.cuda.reset_peak_memory_stats()
+                began = time.perf_counter()
+                logprobs, _ = make()
+                gradients = torch.autograd.grad(logprobs, (states, weight), slopes)
+                wait(device)
+                times.append(time.perf_counter() - began)
+            found[f"{name}, {count} rows, {side}: s"] = statistics.median(times[1:])
+            if device.startswith("cuda"):
+                found[f"{name}, {count} rows, {side}: torch peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
+            results[side] = [logprobs.detach().float(), *(each.float() for each in gradients)]
+        values, *slopes_apart = (
+            float((a - b).abs().max()) if place == 0 else float((a - b).norm() / b.norm())
+            for place, (a, b) in enumerate(zip(results["liger"], results["chunks"], strict=True))
+        )
+        found[f"{name}: log-probs apart by at most"] = values
+        found[f"{name}: gradients apart, of their norm"] = max(slopes_apart)
+        if name == "float32" and (values > 1e-5 or max(slopes_apart) > 1e-5):
+            raise AssertionError(f"beyond tolerance: {found}")
+    return found
 
 
 def mfu(job: Job, flops: float) -> dict[str, float]:
@@ -318,9 +375,45 @@ def vllm(job: Job, scratch: Path) -> dict[str, Any]:
     return found
 
 
+def sleep(job: Job, scratch: Path) -> dict[str, Any]:
+    """Raises where what is drawn after a sleep is not what was drawn before it; on a CPU it says that there is none."""
+    make_model(scratch / "qwen2", "qwen2", job)
+    engine = build(scratch / "qwen2", job, path="simple", sampler="vllm", vllm_memory=0.1 if job["tiny"] else 24.0,
+                   offload=True)  # fmt: skip
+
+    def used() -> float:
+        free, total = torch.cuda.mem_get_info()
+        return (total - free) / 2**30
+
+    async def every() -> dict[str, Any]:
+        requests = asked(job)[:64]
+        before = await drawn(engine, requests)
+        found: dict[str, Any] = {"sleep": engine.info["sleep"]}
+        for version in (1, 2):  # the first is a warm-up
+            wait(job["device"])
+            cuda = job["device"].startswith("cuda")
+            awake, began = used() if cuda else 0.0, time.perf_counter()
+            await engine.sampler.rest()
+            asleep, rested = used() if cuda else 0.0, time.perf_counter()
+            await engine.link.publish(version)
+            wait(job["device"])
+            found |= {"rest s": rested - began, "publish and wake s": time.perf_counter() - rested}
+            found |= {"awake, device GiB": awake, "asleep, device GiB": asleep} if cuda else {}
+        after = await drawn(engine, requests)
+        same = sum(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(before, after, strict=True))
+        found["equal completions before and after"] = f"{same} of {len(before)}"
+        if same < len(before) - len(before) // 8:  # kernels of a GPU need not repeat their sums
+            raise AssertionError(f"a sleep changed what is drawn: {found}")
+        return found
+
+    found = asyncio.run(every())
+    engine.close()
+    return found
+
+
 PARTS: dict[str, Callable[[Job, Path], dict[str, Any]]] = {
     "machine": machine, "parity": parity, "fast": learner("fast", "llama"), "simple": learner("simple", "qwen2"),
-    "own": own, "vllm": vllm,
+    "liger": liger, "own": own, "vllm": vllm, "sleep": sleep,
 }  # fmt: skip
 
 

@@ -847,7 +847,7 @@ def cost(bench: Bench) -> None:
     from jurat.platform.runs.ledger import RunLedger
     from jurat.trainers import launch
 
-    calls = ("record_batch", "record_step", "record_checkpoint", "record_evaluation", "record_event")
+    calls = ("record_batch", "record_advantages", "record_step", "record_checkpoint", "record_evaluation", "record_event")
     whole = {name: getattr(RunLedger, name) for name in (*calls, "flush")}
     recipe = validate({**COST, "steps": bench.args.steps}, where="benchmarks/service.py")
     for side in bench.ours():
@@ -1039,14 +1039,15 @@ def outage(bench: Bench) -> None:
 # ---- exactly-one start -------------------------------------------------------------------------------------------
 
 LEASE_SECONDS = 0.2
+ENDED_BY_ITSELF = "so that it can be queued again"
 
 
 def claimant(url: str, home: Path, seed: int, until: Any, count: int, log: Path) -> None:
     """Claims, works, ends, queues again. One in ten times it dies: in the transaction of its claim, after it, or in that of
     its end; one in ten it sleeps past its lease, and then ends all the same.
 
-    A line of ``log`` is written before anything else happens: ``claim RUN EPOCH FROM`` at a claim, ``end RUN EPOCH AT`` as
-    an end was accepted, ``refused RUN EPOCH`` as it was not; times are the database's.
+    A line of ``log`` is written before anything else happens: ``claim RUN EPOCH AT UNTIL`` at a claim, ``end RUN EPOCH`` as an
+    end was accepted, ``refused RUN EPOCH`` as it was not. Times are the database's; AT is read when the run is locked.
     """
     from jurat.platform.db.clock import now
     from jurat.platform.errors import FencedOut, RunFailed
@@ -1061,7 +1062,7 @@ def claimant(url: str, home: Path, seed: int, until: Any, count: int, log: Path)
         made = leases.claim(connection, owner, limits=limits)
         if made is not None and fate < 0.03:
             die()  # not committed: nobody has it
-        return made
+        return made and (made, now(connection))
 
     store = Store.open(url, home, busy_seconds=30.0, durable=False, migrate=False)
     limits, drawn, owner = Limits(lease=LEASE_SECONDS), random.Random(seed), f"claimant-{seed}"
@@ -1076,14 +1077,15 @@ def claimant(url: str, home: Path, seed: int, until: Any, count: int, log: Path)
             if idle or drawn.random() < 0.2:
                 store.write(lambda c: leases.reap(c, limits=limits))
             fate = drawn.random()
-            lease = store.write(claim)
+            claimed = store.write(claim)
         except RunFailed:
             continue  # a deadlock that the database broke; nothing was written
-        idle = lease is None
-        if lease is None:
+        idle = claimed is None
+        if claimed is None:
             time.sleep(0.01)
             continue
-        say("claim", lease.run, lease.epoch, lease.until - int(LEASE_SECONDS * 1e6), lease.until)
+        lease, at = claimed
+        say("claim", lease.run, lease.epoch, at, lease.until)
         with until.get_lock():
             until.value += 1
         if fate < 0.07:
@@ -1091,20 +1093,17 @@ def claimant(url: str, home: Path, seed: int, until: Any, count: int, log: Path)
         if 0.1 <= fate < 0.2:
             time.sleep(LEASE_SECONDS * 1.5)
 
-        def finish(connection: Any, lease: Any = lease, fate: float = fate) -> int:
-            at = now(connection)
+        def finish(connection: Any, lease: Any = lease, fate: float = fate) -> None:
             leases.take(connection, lease.run_pk, owner, epoch=lease.epoch, limits=limits)
-            leases.end(
-                connection, lease.run_pk, "failed", "so that it can be queued again", epoch=lease.epoch, limits=limits
-            )
+            leases.end(connection, lease.run_pk, "failed", ENDED_BY_ITSELF, epoch=lease.epoch, limits=limits)
             leases.command(connection, lease.run_pk, "resume", limits=limits)
             if fate < 0.1:
                 die()
-            return at
 
         while True:
             try:
-                say("end", lease.run, lease.epoch, store.write(finish))
+                store.write(finish)
+                say("end", lease.run, lease.epoch)
             except FencedOut:
                 say("refused", lease.run, lease.epoch)
             except RunFailed as error:
@@ -1122,8 +1121,8 @@ class Starts:
     refused: int
     deaths: int
     double: int
-    """Claims of one epoch by two, ends of one epoch twice, an end under an epoch after a later claim, a claim while the lease
-    before it was alive and not ended, or one of which the run's own events know nothing."""
+    """Claims of one epoch by two, claims while the lease before was alive and not ended, and where the claimants and the run's
+    own events, whose order is total, disagree: which epochs there were, and which of them ended, once and before the next."""
     seconds: float
 
 
@@ -1165,27 +1164,29 @@ def exactly_once(url: str, home: Path, count: int, *, workers: int = 6, runs: in
                 working.append(one())
     seconds = time.perf_counter() - began
     claims: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    ends: dict[tuple[str, int], list[int]] = defaultdict(list)
+    ends: dict[str, list[int]] = defaultdict(list)
     refused = 0
     for line in log.read_text().splitlines():
         kind, run, epoch, *times = line.split()
         if kind == "claim":
             claims[run].append((int(epoch), int(times[0]), int(times[1])))
         elif kind == "end":
-            ends[run, int(epoch)].append(int(times[0]))
+            ends[run].append(int(epoch))
         else:
             refused += 1
-    double = sum(len(found) - 1 for found in ends.values() if found)
+    double, store = 0, Store.open(url, home)
     for run, made in claims.items():
         made.sort()
-        for (epoch, _, lapse), (later, begun, _) in pairwise(made):
-            ended = ends.get((run, epoch), [])
-            double += epoch == later or any(at > begun for at in ended) or (not ended and begun < lapse)
-    store = Store.open(url, home)
-    for run, made in claims.items():
-        told = [event.payload for event in store.events(store.run(run)) if event.kind == "state"]
-        epochs = [said["epoch"] for said in told if said["to"] == "starting"]
+        for (epoch, _, lapse), (later, at, _) in pairwise(made):
+            double += epoch == later or (epoch not in ends[run] and at < lapse)
+        epochs, ended = [], []
+        for event in store.events(store.run(run)):
+            if event.kind == "state" and event.payload["to"] == "starting":
+                epochs.append(event.payload["epoch"])
+            elif event.kind == "state" and event.payload["detail"] == ENDED_BY_ITSELF:
+                ended.append(epochs[-1])
         double += len(epochs) - len(set(epochs)) + len({epoch for epoch, _, _ in made} - set(epochs))
+        double += sorted(ends[run]) != ended or len(ended) != len(set(ended))
     store.close()
     return Starts(
         sum(map(len, claims.values())), sum(map(len, ends.values())), refused, deaths, double, seconds

@@ -6,10 +6,11 @@ gradient; everything else about an update is here, once.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -204,12 +205,17 @@ class LocalLearner(LocalScorer):
         await compute.run(self._save, folder)
 
     def _save(self, folder: Path) -> None:
+        self._write(folder, self.network.views(), self.optimizer.tensors(), self.state())
+
+    def _write(
+        self, folder: Path, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], state: Mapping[str, Any]
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_side_files(self.source, folder, dtype=torch.float32)
-        digests = {"model.safetensors": write_tensors(folder / "model.safetensors", self.network.views())}
+        digests = {"model.safetensors": write_tensors(folder / "model.safetensors", weights)}
         faults.point("learner.mid_save")
-        digests["optimizer.safetensors"] = write_tensors(folder / "optimizer.safetensors", self.optimizer.tensors())
-        (folder / "learner.json").write_text(json.dumps(self.state(), indent=2, sort_keys=True) + "\n")
+        digests["optimizer.safetensors"] = write_tensors(folder / "optimizer.safetensors", moments)
+        (folder / "learner.json").write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
         record_digests(folder, digests)
 
     def snapshot(self) -> Snapshot:
@@ -256,6 +262,23 @@ class LocalLearner(LocalScorer):
         """{name: where its tensor begins in master and moments}."""
         start = self.network.master.storage_offset()
         return {name: int(view.storage_offset() - start) for name, view in self.network.views().items()}
+
+
+class StagingLearner(LocalLearner):
+    """A ``LocalLearner`` whose numbers lie on a GPU. A checkpoint has to come to the CPU's memory in any case: it comes there
+    whole, 12 bytes a parameter, and is written while training goes on."""
+
+    async def stage(self, folder: Path) -> Coroutine[Any, Any, None]:
+        """As ``save``; what comes back ends when all is on the disk."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return asyncio.to_thread(self._write, folder, *await compute.run(self._copied))
+
+    def _copied(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+        weights, moments = (
+            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            for tensors in (self.network.views(), self.optimizer.tensors())
+        )
+        return weights, moments, self.state()
 
 
 def reported(

@@ -16,7 +16,7 @@ from torch import Tensor
 from jurat.engine import compute, threads
 from jurat.engine.batching import BatchedSampler
 from jurat.engine.decoding import Decoder, Decoding, PullingDecoder
-from jurat.engine.learner import LocalLearner, LocalScorer, Network
+from jurat.engine.learner import LocalLearner, LocalScorer, Network, StagingLearner
 from jurat.engine.logprobs import liger_version
 from jurat.engine.lora import AdaptedNetwork, Layout, LoRALearner, layout
 from jurat.engine.meter import meter
@@ -110,7 +110,7 @@ def build(
             LoRALearner, adapted, optim, total=total_steps, source=folder, layout=adapters, seed=seed
         )
     else:
-        learner = compute.call(LocalLearner, network, optim, total=total_steps, source=folder)
+        learner = compute.call(_learner_of(network), network, optim, total=total_steps, source=folder)
     info = {
         "path": "simple" if reason else "fast",
         "why": reason,
@@ -273,7 +273,12 @@ def _critic(make: Callable[[], Network], policy: Network, optim: Optim, total_st
             if name in own:
                 own[name].copy_(view)
     network.refresh()
-    return LocalLearner(network, optim, total=total_steps, source=source, role="critic")
+    return _learner_of(network)(network, optim, total=total_steps, source=source, role="critic")
+
+
+def _learner_of(network: Network) -> type[LocalLearner]:
+    """On a GPU checkpoints are written while training goes on; on a CPU the copy would take the memory that is scarce."""
+    return StagingLearner if network.master.is_cuda else LocalLearner
 
 
 def _own(decoder: Decoder, sampling: SamplingPart, lane: compute.Lane) -> tuple[LocalSampler, Mapping[str, str]]:
@@ -302,7 +307,7 @@ def _vllm(
     made = lane.call(settings.start, folder, engine, sampling)
     awake = settings.why_awake(engine)
     rows = VllmRows(made, max_length=longest, dtype=dtype, source=views or filled, sleeps=not awake)
-    asleep = {"sleep": awake or "while the learner learns"} if engine.vllm_sleep else {}
+    asleep = {"sleep": awake or "while the learner learns"} if engine.sleeps else {}
     return BatchedSampler(rows, lane), {"sampler": f"vllm {settings.version()}", "kernels": "vllm", **asleep}
 
 

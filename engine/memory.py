@@ -369,6 +369,8 @@ def processes(stage: Recipe, model: Model, work: Work) -> tuple[Process, ...]:
     learning = [*_weights(model, engine, lora), _moments(model, lora), *_updating(model, work, engine)]
     if engine.home == "local":
         parts = [*learning, *drawn, *(part for each in extra.values() for part in each)]
+        if engine.device != "cpu" and lora is None:
+            parts.append(_saved(model, engine, None, critic="critic" in extra))
         return (_placed("run", engine, parts),)
     plain = _weights(model, engine, None)  # every actor builds an engine of its own, a sampler's copy included
     own = _sampler_copy(model, engine)
@@ -408,7 +410,7 @@ def _sampling(model: Model, work: Work, engine: Engine) -> list[Part]:
         return [_sampler_copy(model, engine), *_decoding(model, work, engine)]
     if engine.vllm_url:
         return [_carried(model, engine)]
-    phase = "sample" if engine.vllm_sleep and engine.device != "cpu" else ""
+    phase = "sample" if engine.sleeps and engine.device != "cpu" else ""
     return [
         Part(name="vLLM's weights", bytes=_width(engine) * model.parameters, phase=phase),
         Part(name="vLLM's keys and values (engine.vllm_memory)", bytes=int(engine.vllm_memory * GIB), phase=phase),
@@ -606,12 +608,10 @@ def _changes(stage: Recipe) -> Iterable[tuple[str, object, Callable[[Recipe], Re
         yield "engine.activation_checkpointing", "true", engine(activation_checkpointing=True)
     if stage.engine.sampler == "vllm" and stage.engine.vllm_memory > 0.5:
         yield "engine.vllm_memory", 0.5, engine(vllm_memory=0.5)
-    own = stage.engine.home == "local" and not stage.engine.vllm_url and not stage.engine.max_lag
-    if stage.engine.sampler == "vllm" and stage.engine.device != "cpu" and own and not stage.engine.vllm_sleep:
-        yield "engine.vllm_sleep", "true", engine(vllm_sleep=True)
     if stage.engine.dtype == "float32":
         yield "engine.dtype", "bfloat16", engine(dtype="bfloat16")
-    if stage.engine.ranks > 1 and stage.engine.device != "cpu" and not stage.engine.offload:
+    sleeps = stage.engine.model_copy(update={"offload": True}).sleeps
+    if (stage.engine.ranks > 1 or sleeps) and stage.engine.device != "cpu" and not stage.engine.offload:
         yield "engine.offload", "true", engine(offload=True)
     if stage.engine.ranks == 1 and stage.lora is None and stage.algorithm.name not in ("ppo",):
         yield "lora", "{rank: 16}", top(lora=LoRA())

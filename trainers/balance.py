@@ -173,12 +173,9 @@ def knobs_of(recipe: parts.Recipe) -> list[Knob]:
         return []
     uniform = isinstance(recipe.allocation, parts.Uniform)
     values = {
-        "judge_workers": (recipe.reward.workers, engine.home == "local", "the judge of engine.home local"),
+        "judge_workers": (recipe.reward.workers, True, ""),
         "judge_rows": (parts.JUDGE_ROWS, engine.home == "ray", "the judges of engine.home ray"),
-        "sampler_rows": (
-            recipe.sampling.max_concurrent, engine.home == "local" and engine.sampler == "own",
-            "the own sampler of engine.home local",
-        ),
+        "sampler_rows": (recipe.sampling.max_concurrent, True, ""),
         "samples": (recipe.allocation.samples_per_prompt, uniform, "allocation.name uniform"),
     }  # fmt: skip
     made = []

@@ -117,10 +117,11 @@ def refuse_engine(engine: Engine, lora: LoRA | None) -> None:
             "set engine.tp: 1",
         ),
         (
-            engine.offload and (not several or engine.device == "cpu"),
+            engine.offload and (engine.device == "cpu" or not (several or engine.sleeps)),
             "engine.offload",
-            "engine.offload moves slices of several ranks from their GPUs to the CPU",
-            "set engine.ranks above 1 and engine.device: cuda, or leave it out",
+            "engine.offload moves slices of several ranks from their GPUs to the CPU, and lets a vLLM in this process sleep while "
+            "the learner learns, at engine.max_lag 0",
+            "set engine.device: cuda, with engine.ranks above 1 or engine.sampler: vllm; or leave it out",
         ),
         (
             engine.home == "ray" and several and cpus is not None and cpus < engine.ranks,
@@ -151,19 +152,6 @@ def refuse_engine(engine: Engine, lora: LoRA | None) -> None:
             "engine.vllm_memory",
             f"engine.vllm_memory is read by engine.sampler: vllm, and this one is {engine.sampler!r}",
             "leave it out, or set engine.sampler: vllm",
-        ),
-        (
-            engine.vllm_sleep and (engine.sampler != "vllm" or engine.vllm_url is not None or engine.home != "local"),
-            "engine.vllm_sleep",
-            "engine.vllm_sleep frees the memory of a vLLM in the learner's own process (engine.sampler: vllm, no vllm_url, "
-            "engine.home: local)",
-            "leave it out",
-        ),
-        (
-            engine.vllm_sleep and engine.max_lag > 0,
-            "engine.vllm_sleep",
-            f"engine.vllm_sleep is for samplers that wait while the learner learns, and engine.max_lag is {engine.max_lag}",
-            "leave it out, or set engine.max_lag: 0",
         ),
     ]
     for found, where, what, fix in refused:

@@ -33,8 +33,6 @@ from jurat.verifiers.reward import labels
 
 MEASURED = frozenset({"held_out", "unseen"})
 """Sets that are evaluated, not trained on."""
-UNASKED = frozenset({"code"})
-"""Verifiers without canary cases: each would start a program."""
 SAMPLED = ("allocation", "updates_per_step")
 """What a preset fills beside its algorithm."""
 
@@ -120,7 +118,7 @@ def _observed(facts: Sequence[VerifierFacts], judge: LocalJudge) -> tuple[Observ
 
 
 def askable(facts: Sequence[VerifierFacts]) -> list[VerifierFacts]:
-    return [each for each in facts if each.deterministic and each.kind != "judge" and each.name not in UNASKED]
+    return [each for each in facts if each.deterministic and each.kind != "judge" and each.name not in canary.UNASKED]
 
 
 def judge_for(recipe: Recipe, base: Path) -> LocalJudge:

@@ -93,7 +93,7 @@ class StageRun:
             if launch.cluster is not None or _lag(recipe):  # what the bits of a number depend on, and no key need say
                 note("threads: " + ", ".join(f"{role} {count}" for role, count in engine.info["threads"].items()))
             if "sleep" in engine.info:
-                note(f"engine.vllm_sleep: {engine.info['sleep']}")
+                note(f"vLLM's sleep (engine.offload): {engine.info['sleep']}")
             kept = keep(self.prepared.sets, engine.tokenizer, recipe, note)
             ledger = leaving.enter_context(self._ledger(engine, first_step, begun=own or parent))
             launch.records_by(ledger)
@@ -296,7 +296,7 @@ class StageRun:
         setters: Mapping[str, Callable[[], Callable[[int], None]]] = {
             "judge_workers": lambda: judge.resize,
             "judge_rows": lambda: judge.limit,
-            "sampler_rows": lambda: engine.sampler.limit,  # type: ignore[union-attr]
+            "sampler_rows": lambda: engine.sampler.limit,
             "samples": lambda: allocator.limit,
         }
         knobs = knobs_of(self.recipe)

@@ -44,6 +44,8 @@ CASES: tuple[tuple[str, str], ...] = (
     ("12", "\\frac{" * 60), ("12", "twelve"), ("12", "12 apples"), ("12", "a" * 2000), ("12", "import os; os._exit(0)"),
 )  # fmt: skip
 
+UNASKED = frozenset({"code"})
+"""Verifiers without canary cases: each would start a program."""
 CANARY_DIGEST = digest({"schema": 1, "kind": "canary", "cases": [list(case) for case in CASES]})
 
 
@@ -84,6 +86,10 @@ class Again:
 
     def canaries(self, facts: VerifierFacts) -> Observation:
         return observe(self._judge, facts.name, facts.args, facts.digest)
+
+    def identity(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of the version that is installed here. Raises JuratError."""
+        return self._judge.identity(name, args, sources=False)
 
     def verdict(self, problem: Problem, text: str, *, finish: Finish) -> Verdict:
         return self._judge.verdict(problem, text, finish=finish)

@@ -75,7 +75,7 @@ def create_app(service: Service) -> guard.Guard:
     app.include_router(routes_admin.outside)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
-    return guard.Guard(app, hosts=service.settings.hosts)
+    return guard.Guard(app, hosts=service.settings.hosts, requests=service.requests)
 
 
 def _answer(request: Request, problem: Problem) -> Response:

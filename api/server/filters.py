@@ -22,6 +22,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from jurat.api.server.problems import Problem
+from jurat.platform.db.keyset import Key
 from jurat.platform.errors import nearest
 
 MAX_LENGTH = 4096
@@ -412,15 +413,7 @@ def terms(tree: Tree | None) -> Iterator[Term]:
             yield from terms(item)
 
 
-# ---- order and pages ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One key of an order. Nulls come last, whatever the direction."""
-
-    column: sa.ColumnElement[Any]
-    descending: bool
+# ---- order ---------------------------------------------------------------------------------------------
 
 
 def compile_order(text: str, fields: Fields, *, default: Sequence[Key], last: Key) -> list[Key]:
@@ -430,24 +423,3 @@ def compile_order(text: str, fields: Fields, *, default: Sequence[Key], last: Ke
         operand = fields.find(field, text, at, kind="bad-order", parameter="order_by")
         keys.append(Key(operand.column, descending))
     return [*(keys or default), last]
-
-
-def ordering(keys: Sequence[Key]) -> list[sa.ColumnElement[Any]]:
-    made: list[sa.ColumnElement[Any]] = []
-    for key in keys:
-        made += [sa.case((key.column.is_(None), 1), else_=0), key.column.desc() if key.descending else key.column.asc()]
-    return made
-
-
-def after(keys: Sequence[Key], values: Sequence[Value]) -> sa.ColumnElement[bool]:
-    """Rows that come after the one with these key values."""
-    options: list[sa.ColumnElement[bool]] = []
-    equal: list[sa.ColumnElement[bool]] = []
-    for key, value in zip(keys, values, strict=True):
-        if value is None:
-            equal.append(key.column.is_(None))
-            continue
-        later = key.column < value if key.descending else key.column > value
-        options.append(sa.and_(*equal, sa.or_(later, key.column.is_(None))))
-        equal.append(key.column == value)
-    return sa.or_(sa.false(), *options)

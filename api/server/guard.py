@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from jurat.api.server import bodies
 from jurat.api.server.bodies import Message, Receive, Scope, Send
 from jurat.api.server.problems import MEDIA_TYPE, Problem
+from jurat.api.server.prometheus import Requests
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Guard:
     """ASGI middleware."""
 
-    def __init__(self, app: App, *, hosts: Iterable[str], max_bytes: int = bodies.MAX_BYTES) -> None:
-        """``hosts``: names and addresses, without a port, by which this service may be called."""
+    def __init__(
+        self, app: App, *, hosts: Iterable[str], requests: Requests, max_bytes: int = bodies.MAX_BYTES
+    ) -> None:
+        """``hosts``: names and addresses, without a port, by which this service may be called. ``requests``: counts them."""
+        self._requests = requests
         self._app, self._hosts, self._max_bytes = app, frozenset(host.lower() for host in hosts), max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,12 +64,15 @@ class Guard:
         given = headers.get(b"x-request-id", b"")
         request_id = given.decode() if _REQUEST_ID.match(given) else f"req_{secrets.token_hex(8)}"
         scope.setdefault("state", {})["request_id"] = request_id
-        begun = False
+        begun, came = False, time.perf_counter()
 
         async def sending(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
+                route = getattr(scope.get("route"), "path", "unmatched")
+                seconds, rows = time.perf_counter() - came, scope["state"].get("rows", 0)
+                self._requests.answered(scope["method"], route, message["status"], seconds, rows)
                 there = {name.lower() for name, _ in message.get("headers", [])}
                 extra = [pair for pair in HEADERS if pair[0] not in there]
                 message["headers"] = [*message.get("headers", []), *extra, (b"x-request-id", request_id.encode())]

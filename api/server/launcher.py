@@ -63,12 +63,15 @@ class Launcher:
         executor: Executor,
         *,
         slots: int = 1,
+        gpus: int | None = None,
         limits: Limits = LIMITS,
         service: str = "",
         owner: str | None = None,
     ) -> None:
-        """``service``: the address that a run's process talks to. ``owner``: names this launcher across restarts."""
+        """``gpus``: that runs may take together; None: it counts none. ``service``: the address that a run's process talks to.
+        ``owner``: names this launcher across restarts."""
         self._store, self._executor, self._slots, self._limits, self._service = store, executor, slots, limits, service
+        self._gpus = gpus
         self._owner = owner or f"launcher@{socket.gethostname()}:{store.home}"
         self._held: dict[str, _Held] = {}
         self._wake = threading.Event()
@@ -124,8 +127,12 @@ class Launcher:
             self._reaped = time.monotonic()
             for moved, before, now in self._store.write(lambda c: leases.reap(c, limits=self._limits)):
                 log.warning("run %s was %s for too long and is %s", moved, before, now)
+            for run in self._store.write(lambda c: leases.alarm(c, limits=self._limits)):
+                log.warning("alarm: run %s takes no step", run)
         while len(self._held) < self._slots and not self._closing and self._executor.ready():
-            lease = self._store.write(lambda c: leases.claim(c, self._owner, limits=self._limits, slots=self._slots))
+            lease = self._store.write(
+                lambda c: leases.claim(c, self._owner, limits=self._limits, slots=self._slots, gpus=self._gpus)
+            )
             if lease is None:
                 return
             point("launcher.claimed")

@@ -28,8 +28,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from jurat.api.server import filters, pages
-from jurat.api.server.filters import Fields, Key, Operand
+from jurat.api.server.filters import Fields, Operand
 from jurat.api.server.problems import Problem
+from jurat.platform.db.keyset import Key, after, ordering
 from jurat.platform.errors import DataError
 from jurat.platform.runs.records import Part, RunInfo
 from jurat.platform.runs.rollouts import FOLDERS, locate
@@ -158,12 +159,12 @@ def page(
     query = (
         sa.select(*(_C[name] for name in read), *(key.column.label(f"sort_{n}") for n, key in enumerate(keys)))
         .select_from(ROLLOUTS)
-        .order_by(*filters.ordering(keys))
+        .order_by(*ordering(keys))
     )
     if condition is not None:
         query = query.where(condition)
     if mark is not None:
-        query = query.where(filters.after(keys, mark))
+        query = query.where(after(keys, mark))
     low, high = steps_of(tree)
     chosen = [(place, part) for place, part in enumerate(parts) if part.step_max >= low and part.step_min <= high]
     if len(keys) == 2:  # the order of training: the parts before the token's are behind us

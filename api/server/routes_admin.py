@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 
 from jurat import __version__
 from jurat.api.server import shapes
 from jurat.api.server.problems import KINDS, MEDIA_TYPE, Problem, example, responses
-from jurat.api.server.service import Admin, Here
+from jurat.api.server.prometheus import MEDIA_TYPE as MEDIA_TYPE_OF_METRICS
+from jurat.api.server.prometheus import family
+from jurat.api.server.service import Admin, CanRead, Here
 from jurat.api.server.shapes import tell
 from jurat.platform import access
 from jurat.platform.access import Key
 from jurat.platform.db.tables import REVISIONS
 from jurat.platform.errors import ConfigError, JuratError
+from jurat.platform.runs import leases
 
 router = APIRouter(tags=["keys"])
 outside = APIRouter(tags=["service"])
@@ -74,6 +79,39 @@ def readyz(service: Here) -> Response:
 @outside.get("/version", summary="What runs here")
 def version() -> Response:
     return tell({"jurat": __version__, "schema": REVISIONS[-1], "api": "v1"})
+
+
+@outside.get("/metrics", summary="Counts, for Prometheus", responses=responses())
+def metrics(service: Here, who: CanRead) -> Response:
+    """Text format 0.0.4. Runs and leases are counted from their rows."""
+
+    def read(connection: sa.Connection) -> tuple[dict[str, int], int, int, int]:
+        return (
+            leases.states(connection), leases.live(connection), leases.leased_gpus(connection), leases.stalled(connection),
+        )  # fmt: skip
+
+    states, live, gpus, stalled = service.store.read(read)
+    spools = list(service.store.runs_folder.glob("*/spool*.jsonl"))
+    gauges = {
+        "jurat_leases": ("Live leases: the slots in use.", live),
+        "jurat_leased_gpus": ("GPUs of runs with a live lease, by their recipes.", gpus),
+        "jurat_runs_stalled": ("Running runs that took no step for too long.", stalled),
+        "jurat_writer_waiting": ("Jobs that wait for the database's writer.", service.writer.waiting),
+        "jurat_spool_files": ("Files of facts that wait beside their runs.", len(spools)),
+        "jurat_spool_bytes": ("Their size.", sum(_size(path) for path in spools)),
+    }
+    lines = [*family("jurat_runs", "gauge", "Runs by state.", {(("state", name),): n for name, n in states.items()})]
+    for name, (about, value) in gauges.items():
+        lines += family(name, "gauge", about, {(): value})
+    lines += family("jurat_writer_commits_total", "counter", "Transactions.", {(): service.writer.commits})
+    return Response("\n".join([*lines, *service.requests.exposition(), ""]), media_type=MEDIA_TYPE_OF_METRICS)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # drained meanwhile
+        return 0
 
 
 @outside.get("/openapi.json", include_in_schema=False)

@@ -9,6 +9,7 @@ import secrets
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -58,7 +59,9 @@ def export(
         "Content-Disposition": f'attachment; filename="{found.id}.{_ENDING[format]}"',
         "Content-Security-Policy": "sandbox; default-src 'none'",
     }
-    return StreamingResponse(_exported(service, found, format, weights), headers=headers, media_type=_MEDIA[format])
+    made = _exported(service, found, format, weights)
+    first = next(made, b"")  # what cannot be read at all is a problem, not a file that ends early
+    return StreamingResponse(chain([first], made), headers=headers, media_type=_MEDIA[format])
 
 
 def _exported(service: Service, run: RunInfo, form: str, weights: bool) -> Iterator[bytes]:

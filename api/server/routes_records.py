@@ -94,6 +94,7 @@ def verifier_stats(run: RunId, service: Here, who: CanRead) -> Response:
 async def add_metrics(run: RunId, asked: shapes.MetricBatch, request: Request, service: Here) -> Response:
     """All or nothing, and harmless when sent again: a point that is there is left alone. At most 10,000 points."""
     names, steps, values = columns(asked)
+    request.scope["state"]["rows"] = len(names)
     who = await caller(request)
     if not (who.may("runs:write") or who.holds(run)):
         denied(request, who, "the key may not write to this run")
@@ -168,6 +169,7 @@ async def add_facts(run: RunId, asked: shapes.Facts, request: Request, service: 
         return who, run_named(service, run)
 
     who, found = await asyncio.to_thread(admitted)
+    request.scope["state"]["rows"] = len(asked.ops)
     for place, op in enumerate(asked.ops):
         if not _is_fact(op):
             raise Problem(

@@ -179,7 +179,8 @@ def list_runs(
             service.store, service.secret, filter_=filter_, order_by=order_by, page_size=page_size,
             page_token=page_token,
             fields=frozenset(wanted), metrics=_named(metrics), count=count is not None,
-        )
+        ),
+        long="runs",
     )  # fmt: skip
 
 

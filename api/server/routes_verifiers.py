@@ -87,6 +87,19 @@ def get_version(digest: str, request: Request, service: Here, who: CanRead) -> R
     return tell(body, 200, {"ETag": etag(number)})
 
 
+@router.get("/verifier-versions/{digest}/observations", summary="What it said of the canary cases, newest first",
+            responses=responses())  # fmt: skip
+def list_observations(digest: str, service: Here, who: CanRead) -> Response:
+    """The last 100: at registration, at each start of a segment, and every so many steps of a run. Equal ``behaviour_digest``:
+    it said the same of each case."""
+
+    def read(connection: sa.Connection) -> list[dict[str, Any]]:
+        _version(connection, digest)
+        return [{k: v for k, v in row.items() if k != "pk"} for row in versions.observations(connection, digest)]
+
+    return tell({"verifier_version": digest, "observations": service.store.read(read)})
+
+
 @router.patch("/verifier-versions/{digest}", summary="Deprecate or quarantine a version, or take that back",
               responses=responses("stale-version", "version-required"))  # fmt: skip
 def change_version(digest: str, asked: shapes.StatusChange, request: Request, service: Here, who: CanVouch) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,6 @@ from jurat.platform.errors import ConfigError, nearest
 from jurat.platform.provenance import secrets
 from jurat.platform.runs import metrics as metrics_of
 from jurat.platform.runs import search as find
-from jurat.platform.runs.metrics import Latest
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.store import Store
 
@@ -33,13 +32,14 @@ FIELDS = (
     "restarts",
     "max_restarts", "exit_code",
 )  # fmt: skip
+_ATTRIBUTES = {"reward_spec": "reward_digest"}
 DEFAULT = frozenset({*FIELDS, "tags", "metrics"})
 KNOWN = frozenset({*DEFAULT, "recipe"})
 
 
-def told(run: RunInfo, *, recipe: bool = False) -> dict[str, Any]:
+def told(run: RunInfo, *, recipe: bool = False, fields: Collection[str] = FIELDS) -> dict[str, Any]:
     """A run as it is sent."""
-    made = {name: run.reward_digest if name == "reward_spec" else getattr(run, name) for name in FIELDS}
+    made = {name: getattr(run, _ATTRIBUTES.get(name, name)) for name in FIELDS if name in fields or name == "id"}
     if recipe:  # without the address of its database, which may hold a password
         whole = secrets.redacted(run.recipe)
         made["recipe"] = {**whole, "tracking": {**(whole.get("tracking") or {}), "database": None}}
@@ -57,14 +57,9 @@ def whole(store: Store, found: RunInfo, *, recipe: bool = False, metrics: Sequen
     made["tags"] = store.read(lambda connection: find.labels(connection, found.pk, "tag"))
     if metrics:
         columns = None if "*" in metrics else metrics
-        made["metrics"] = values(
-            store.read(lambda connection: metrics_of.latest(connection, [found.pk], columns))[found.pk]
-        )
+        latest = store.read(lambda connection: metrics_of.values(connection, [found.pk], columns))
+        made["metrics"] = shapes.numbers(latest[found.pk])
     return made
-
-
-def values(latest: Mapping[str, Latest]) -> dict[str, Any]:
-    return {name: shapes.number(found.value) for name, found in sorted(latest.items())}
 
 
 def search(
@@ -84,7 +79,7 @@ def search(
     where = None if tree is None else _where(tree, filter_)
     order = _order(order_by)
     asked = f"runs\x00{filter_}\x00{order_by}\x00{page_size}"
-    after = None if page_token is None else pages.unseal(secret, asked, page_token, 2)
+    after = None if page_token is None else pages.unseal(secret, asked, page_token, (len(order) or 1) + 1)
     columns = None if "*" in metrics else list(metrics)
     try:
         with bounded(store) as connection:
@@ -92,7 +87,7 @@ def search(
                 connection, store.runs_folder, where=where, order=order, after=after, limit=page_size, columns=columns,
                 bodies="recipe" in fields,
             )  # fmt: skip
-            tags = {run.pk: find.labels(connection, run.pk, "tag") for run in found.runs} if "tags" in fields else {}
+            tags = find.labels_of(connection, [run.pk for run in found.runs], "tag") if "tags" in fields else {}
             total = find.count(connection, where) if count else None
     except ConfigError as error:
         raise Problem("bad-order" if error.where == "order_by" else "bad-filter", f"{error.what}. {error.fix}",
@@ -100,13 +95,9 @@ def search(
                       "message": error.what}]) from None  # fmt: skip
     runs = []
     for run in found.runs:
-        made = {
-            name: value
-            for name, value in told(run, recipe="recipe" in fields).items()
-            if name in fields or name == "id"
-        }
+        made = told(run, recipe="recipe" in fields, fields=fields)
         made |= {"tags": tags[run.pk]} if "tags" in fields else {}
-        made |= {"metrics": values(found.metrics.get(run.pk, {}))} if metrics else {}
+        made |= {"metrics": shapes.numbers(found.metrics.get(run.pk, {}))} if metrics else {}
         runs.append(made)
     token = None if found.next is None else pages.seal(secret, asked, found.next)
     return {"runs": runs, "next_page_token": token, **({} if total is None else {"total": total})}
@@ -157,14 +148,11 @@ def _field(path: tuple[str, ...], text: str, at: int, kind: str, parameter: str)
     )
 
 
-def _order(text: str) -> find.Order:
-    keys = filters.parse_order(text)
-    if not keys:
-        return find.Order()
-    if len(keys) > 1:
-        raise filters.fault(text, keys[1][2], "runs are ordered by one key", "bad-order", "order_by")
-    path, descending, at = keys[0]
-    return find.Order(field=_field(path, text, at, "bad-order", "order_by"), descending=descending)
+def _order(text: str) -> list[find.Order]:
+    return [
+        find.Order(field=_field(path, text, at, "bad-order", "order_by"), descending=descending)
+        for path, descending, at in filters.parse_order(text)
+    ]
 
 
 @contextmanager
@@ -183,8 +171,8 @@ def bounded(store: Store, seconds: float = SECONDS) -> Iterator[sa.Connection]:
             finally:
                 if isinstance(raw, sqlite3.Connection):
                     raw.set_progress_handler(None, 0)
-    except OperationalError as error:
-        said = str(error.orig).lower()
+    except (OperationalError, store.engine.dialect.loaded_dbapi.OperationalError) as error:
+        said = str(getattr(error, "orig", error)).lower()
         if "interrupted" in said or "statement timeout" in said:
             raise Problem("query-too-slow", f"the query takes more than {seconds:g} s: narrow the filter") from None
         raise

@@ -16,6 +16,7 @@ from jurat.api.server import keys
 from jurat.api.server.access import LOCAL, Keys, Principal, blotted
 from jurat.api.server.guard import Failures, Rates
 from jurat.api.server.problems import Problem
+from jurat.api.server.prometheus import Requests
 from jurat.platform import access
 from jurat.platform.db.writer import Writer
 from jurat.platform.errors import ConfigError
@@ -46,6 +47,8 @@ class Settings:
     """Files of the operator's verifiers, for ``POST /verify``."""
     slots: int = 1
     """Runs that the launcher keeps going at once; 0: it launches none."""
+    gpus: int | None = None
+    """GPUs that they may take together, by their recipes; None: as many as they like."""
     ray: str | None = None
     """Address of a Ray cluster's head, on which runs are launched; None: processes of this machine."""
     lease_seconds: float = 45.0
@@ -55,7 +58,7 @@ class Settings:
     """``--insecure-no-auth``."""
     import_bytes: int = 16 << 30
     """Of a bundle that is taken in over HTTP, at most."""
-    rate: float = 500.0
+    rate: float = 2000.0
     """Requests a second of one key, in the long run; four times as many at once."""
     at_once: int = 256
     """Requests of one key that may go on at the same time, streams too."""
@@ -96,6 +99,7 @@ class Service:
     keys: Keys
     writer: Writer
     rates: Rates
+    requests: Requests = field(default_factory=Requests)
     failures: Failures = field(default_factory=Failures)
     reader: Reader | None = None
     launcher: Launcher | None = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from jurat.platform.runs.states import Limits
 
 def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapping[str, Any]], None]) -> None:
     """Serve until a signal comes; ``listens`` hears of the address. Raises JuratError before anything is served."""
+    _give_memory_back()
     folder = settings.home / "service"
     with ExitStack() as leaving:
         for held, where in (("home folder", folder), ("database file", _beside_file(settings))):
@@ -43,7 +45,7 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
             limits = Limits(lease=settings.lease_seconds)
             executor = RayJobs(settings.ray) if settings.ray else LocalExecutor()
             service.launcher = Launcher(
-                service.store, executor, slots=settings.slots, limits=limits, service=settings.url
+                service.store, executor, slots=settings.slots, gpus=settings.gpus, limits=limits, service=settings.url
             )
             service.launcher.start()
         database = service.store.engine.url.render_as_string(hide_password=True)
@@ -72,6 +74,19 @@ def _beside_file(settings: Settings) -> Path | None:
     if not file or Path(file).resolve().parent == settings.home.resolve():
         return None
     return Path(f"{Path(file).resolve()}.service")
+
+
+def _give_memory_back() -> None:
+    """Let glibc keep little of what was freed: else each of forty threads has an arena of its own that holds the most it ever
+    used, and the process grows for hours. Elsewhere than on glibc nothing is done."""
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        for what, value in ((_M_ARENA_MAX, 2), (_M_MMAP_THRESHOLD, 128 << 10), (_M_TRIM_THRESHOLD, 128 << 10)):
+            mallopt(what, value)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+"""Of malloc.h."""
 
 
 def _socket(settings: Settings) -> socket.socket:

@@ -105,6 +105,13 @@ class RemoteSampler:
         self.crew: Crew
         self.published: tuple[int, Any] | None = None
         """(version, reference to its weights)."""
+        self.rows: int | None = None
+        """What ``limit`` said last, for an actor that takes another's place."""
+
+    def limit(self, rows: int) -> None:
+        """From now on so many rows are decoded at once at most."""
+        self.rows = rows
+        self.host.tell("limit", rows)
 
     def serve(self, host: Host) -> None:
         self.host, self.crew = host, Crew([host])
@@ -132,6 +139,14 @@ class RemoteJudge:
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.crew = Crew(hosts, window=JUDGE_ROWS, hedged=True)
+        self.workers: int | None = None
+        """What ``resize`` said last, for an actor that takes another's place."""
+
+    def resize(self, workers: int) -> None:
+        """From now on each judge has so many processes for verifiers."""
+        self.workers = workers
+        for host in self.crew.hosts:
+            host.tell("resize", workers)
 
     def limit(self, rows: int) -> None:
         """From now on a judge has so many completions in hand at most."""

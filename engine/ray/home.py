@@ -113,6 +113,8 @@ class RayHome:
             sampled.update(await host.ask("start", start_sampler))
             if sampler.published is not None:
                 await host.ask("publish", *sampler.published)
+            if sampler.rows is not None:
+                await host.ask("limit", sampler.rows)
 
         def copied(role: str, become: Callable[[Host], Coroutine[Any, Any, None]] | None = None) -> Host:
             """A learner's actor with the policy's weights as they are now, also when it is made again; not started."""
@@ -165,13 +167,18 @@ class RayHome:
         Raises RewardDrift if one's reward has another digest than ``digest``.
         """
 
+        judges: list[RemoteJudge] = []
+
         async def begin(host: Host) -> None:
             await host.ask("start", make, list(specs), digest)
+            if judges and judges[0].workers is not None:
+                await host.ask("resize", judges[0].workers)
 
         hosts = [self.host("judge", JudgeActor, begin) for _ in range(self.cluster.engine.judges)]
         try:
             wait(opened(hosts))
-            yield RemoteJudge(hosts)
+            judges.append(RemoteJudge(hosts))
+            yield judges[0]
         finally:
             close(hosts)
 

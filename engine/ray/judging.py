@@ -38,5 +38,8 @@ class JudgeActor(Actor):
         found: Judgement = await self.judge.judge(problem, text, finish=finish)
         return found
 
+    async def resize(self, workers: int) -> None:
+        self.judge.resize(workers)
+
     async def shut(self) -> None:
         await asyncio.to_thread(self.judge.close)

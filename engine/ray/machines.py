@@ -67,6 +67,9 @@ class SamplerActor(Machine):
         with self.uncounted():
             await self.machine.sampler.publish(version, partial(_load, network, packed))
 
+    async def limit(self, rows: int) -> None:
+        self.machine.sampler.limit(rows)
+
     async def interrupt(self) -> tuple[Completion, ...]:
         return await self.machine.sampler.interrupt()
 

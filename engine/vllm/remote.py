@@ -16,6 +16,7 @@ import secrets
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import count
@@ -105,6 +106,40 @@ class Weights:
         self._file.close()
 
 
+class Places:
+    """A semaphore, first come first served, whose size may change."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._taken = size, 0
+        self._queue: deque[asyncio.Future[None]] = deque()
+
+    def resize(self, size: int) -> None:
+        self._size = size
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._queue and self._taken < self._size:
+            turn = self._queue.popleft()
+            if not turn.done():
+                self._taken += 1
+                turn.set_result(None)
+
+    async def __aenter__(self) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        self._let_in()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # let in, and called away at the same moment
+                await self.__aexit__()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._taken -= 1
+        self._let_in()
+
+
 class ServedSampler:
     """``max_concurrent`` requests are with the server at a time, in the order asked. ``seconds`` without any progress, or
     without a server, end the run (RunFailed). HTTP is done in a thread with an event loop of its own.
@@ -154,6 +189,10 @@ class ServedSampler:
     async def publish(self, version: int, load: Callable[[], None] = lambda: None) -> None:
         """``load`` puts the learner's weights in their place first. Requests in flight go on with the new weights."""
         await compute.ended(self._there(self._publish(version, load)))
+
+    def limit(self, rows: int) -> None:
+        """From now on so many requests are with the server at a time at most; those that are there go on."""
+        self._loop.call_soon_threadsafe(self._places.resize, rows)
 
     async def rest(self) -> None:
         """Nothing: a server's memory is its own."""
@@ -331,7 +370,7 @@ class ServedSampler:
 
     async def _open(self, max_concurrent: int) -> Hello:
         self._server = Server(self.url, seconds=self._seconds, limit=max_concurrent)
-        self._places = asyncio.Semaphore(max_concurrent)
+        self._places = Places(max_concurrent)
         self._lock = asyncio.Lock()
         self._watcher = asyncio.create_task(self._watch())
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
@@ -32,10 +33,12 @@ class VllmRows(Rows):
         self._engine, self._dtype, self._source = engine, dtype, source
         self._fits: int = engine.vllm_config.model_config.max_model_len
         self._live: dict[str, Row] = {}
+        self._waiting: deque[Row] = deque()
+        """For a place, where ``max_concurrent`` was set; else vLLM's own queue has them."""
         self._names = map(str, count())
 
     def rest(self) -> None:
-        if self.sleeps and not self._live and not self._asleep:
+        if self.sleeps and not self._running() and not self._asleep:
             self._engine.sleep(level=2)  # weights too: the next ones are new
             self._asleep = True
 
@@ -59,11 +62,14 @@ class VllmRows(Rows):
             self._engine.abort_request(gone)
             for name in gone:
                 del self._live[name]
+        self._waiting = deque(row for row in self._waiting if not row.cancelled)
+        while self._waiting and (not self.max_concurrent or len(self._live) < self.max_concurrent):
+            self._add(self._waiting.popleft())
         if self._live:
             faults.point("sampler.mid_decode")
             for output in self._engine.step():
                 self._take(output)
-        return bool(self._live or self._asked())
+        return bool(self._live or self._waiting or self._asked())
 
     def _take(self, output: Any) -> None:
         """Append what a step drew for one request; deliver it if it ended."""
@@ -86,12 +92,9 @@ class VllmRows(Rows):
         if self._asleep:  # it has no weights: a token drawn now would be no version's
             deliver(row, RunFailed(
                 "vllm sleeps until new weights are published", where=f"rollout {row.request.rollout_id}",
-                fix="set engine.vllm_sleep: false, and report this",
+                fix="set engine.offload: false, and report this",
             ))  # fmt: skip
             return
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         request, sampling = row.request, row.request.sampling
         length = min(len(request.prompt) + sampling.max_new_tokens, self.max_length)
         if length > self._fits:
@@ -100,6 +103,14 @@ class VllmRows(Rows):
                 where=f"rollout {request.rollout_id}", fix="raise engine.vllm_memory",
             ))  # fmt: skip
             return
+        self._waiting.append(row)
+
+    def _add(self, row: Row) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        request, sampling = row.request, row.request.sampling
+        length = min(len(request.prompt) + sampling.max_new_tokens, self.max_length)
         name = next(self._names)
         prompt = [*request.prompt.tolist(), *row.tokens]
         params = SamplingParams(
@@ -116,9 +127,10 @@ class VllmRows(Rows):
         self._live[name] = row
 
     def _running(self) -> list[Row]:
-        return list(self._live.values())
+        return [*self._live.values(), *self._waiting]
 
     def _clear(self) -> None:
         names = list(self._live)
         self._live.clear()
+        self._waiting.clear()
         self._engine.abort_request(names)

@@ -64,11 +64,11 @@ def start(folder: Path, engine: Engine, sampling: SamplingPart) -> Any:
 
 
 def why_awake(engine: Engine) -> str:
-    """'' where ``engine.vllm_sleep`` is asked for and vLLM can, else why it does not sleep. Once vllm is imported."""
+    """'' where vLLM is to sleep (``engine.sleeps``) and can, else why it does not. Once vllm is imported."""
     from vllm.platforms import current_platform
 
-    if not engine.vllm_sleep:
-        return "engine.vllm_sleep is false"
+    if not engine.sleeps:
+        return "engine.offload is not set, or engine.max_lag is"
     if not current_platform.is_sleep_mode_available() or not current_platform.is_cumem_allocator_available():
         return f"vLLM sleeps on GPUs alone, and this build computes on {current_platform.device_type}"
     return ""
@@ -113,7 +113,7 @@ def arguments(folder: Path, engine: Engine, sampling: SamplingPart) -> dict[str,
         "logprobs_mode": "processed_logprobs",
         "dtype": engine.dtype,
         "max_model_len": -1,  # all of the model's, or what fits the cache
-        "max_num_seqs": sampling.max_concurrent,
+        "max_num_seqs": max(sampling.max_concurrent, *engine.balance.get("sampler_rows", (0, 0))),
         "kv_cache_memory_bytes": int(engine.vllm_memory * 2**30),
         "enable_prefix_caching": True,
         "async_scheduling": False,  # a token's version is that of the step that drew it

@@ -75,6 +75,11 @@ class ServedSamplers:
         found = await asyncio.gather(*(member.interrupt() for member in self.members))
         return tuple(each for one in found for each in one)
 
+    def limit(self, rows: int) -> None:
+        """Of each server."""
+        for member in self.members:
+            member.limit(rows)
+
     async def rest(self) -> None:
         """Nothing: memory of servers is their own."""
 

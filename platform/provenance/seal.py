@@ -18,9 +18,16 @@ from jurat.platform.runs import events
 from jurat.platform.runs.records import RunInfo
 
 KIND = "sealed"
-_TABLES = ("segment", "checkpoint", "evaluation", "data_part", "verdict_stat")
-_LEFT_OUT = frozenset({"pk", "run_pk", "path", "meta"})
-"""Numbers of this database, and where a checkpoint lies; its manifest says its ``meta``, and that is under its digest."""
+COLUMNS = {
+    "segment": ("no", "stage", "stage_index", "first_step", "started", "ended", "ending", "host", "pid", "reward_digest",
+                "versions", "epoch", "environment_digest", "model_digest", "from_checkpoint", "to_step"),
+    "checkpoint": ("segment", "step", "digest", "parent", "at"),
+    "evaluation": ("segment", "name", "step", "accuracy", "result", "at"),
+    "data_part": ("segment", "kind", "step_min", "step_max", "path", "digest", "rows", "bytes", "schema_version", "at"),
+    "verdict_stat": ("segment", "step", "member", "verifier", "version_digest", "n", "scored", "score_sum", "seconds_sum",
+                     "seconds_max", "statuses"),
+}  # fmt: skip
+"""Never changed: a seal of before would break. A checkpoint's place is this machine's; its ``meta`` is in its manifest."""
 
 
 def seal(connection: sa.Connection, run: RunInfo) -> None:
@@ -29,7 +36,7 @@ def seal(connection: sa.Connection, run: RunInfo) -> None:
 
 def rows(connection: sa.Connection, run_pk: int) -> Mapping[str, str]:
     """{table: digest of its rows}. The same in a store that took the run in."""
-    made = {name: _of_table(connection, t.metadata.tables[name], run_pk) for name in _TABLES}
+    made = {name: _of_table(connection, t.metadata.tables[name], run_pk) for name in COLUMNS}
     return {**made, "metric_point": _of_points(connection, run_pk)}
 
 
@@ -46,7 +53,7 @@ def broken(connection: sa.Connection, run: RunInfo) -> list[str]:
 
 
 def _of_table(connection: sa.Connection, table: sa.Table, run_pk: int) -> str:
-    kept = [column for column in table.columns if column.name not in _LEFT_OUT]
+    kept = [table.c[name] for name in COLUMNS[table.name]]
     query = sa.select(*kept).where(table.c.run_pk == run_pk)
     said = [events.normal([[column.name, row[place]] for place, column in enumerate(kept)])
             for row in connection.execute(query)]  # fmt: skip

@@ -20,7 +20,7 @@ _NAME = re.compile(
     r"credentials?|authorization|(?:api|access|auth|bearer|refresh|session|secret|hf|hub|github|gitlab|wandb|run)[_-]?token)$)"
     r"|(?i:(?:^|[.-])token$)"
 )
-_HARMLESS = re.compile(r"|[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|(?i:true|false|none|null)")
+_HARMLESS = re.compile(r"|(?i:true|false|none|null)")
 _SHAPE = re.compile(
     r"jurat_[0-9a-z]{12}_[\w-]{20,}|AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}|github_pat_\w{30,}|hf_[A-Za-z0-9]{30,}"
     r"|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}|AIza[\w-]{35}|glpat-[\w-]{20,}"

@@ -21,6 +21,8 @@ from jurat.platform.runs.records import Beat, Command, Lease, RunInfo
 from jurat.platform.runs.states import ENDED, LEASED, LIMITS, TERMINAL, Limits, State, sources
 
 _SLOTS = 0x6A757261  # "jura": PostgreSQL's lock of those who count leases before they claim
+_CANDIDATES = 50
+"""Queued runs that are looked through for one that fits."""
 _r = t.run.c
 
 
@@ -110,23 +112,31 @@ def claim(
     *,
     limits: Limits = LIMITS,
     slots: int | None = None,
+    gpus: int | None = None,
     project: str | None = None,
 ) -> Lease | None:
     """The queued run of highest priority, oldest first, now ``starting`` and leased to ``owner``; None if there is none.
 
-    Exactly one of any number of claimants gets a run. ``slots``: at most so many live leases of all owners together.
+    Exactly one of any number of claimants gets a run. ``slots``: at most so many live leases of all owners together;
+    ``gpus``: of so many GPUs together, by their recipes, and one that does not fit lets the next go first.
     """
     at = now(connection)
     postgres = connection.dialect.name == "postgresql"
-    if slots is not None:
-        if postgres:
-            connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SLOTS})
-        if live(connection) >= slots:
-            return None
+    if postgres and (slots is not None or gpus is not None):
+        connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SLOTS})
+    if slots is not None and live(connection) >= slots:
+        return None
     chosen = sa.select(_r.pk).where(_r.state == "queued", _r.deleted_at.is_(None))
     if project is not None:
         chosen = chosen.where(_r.project == project)
     chosen = chosen.order_by(_r.priority.desc(), _r.pk).limit(1)
+    if gpus is not None:
+        first = connection.execute(chosen.add_columns(_r.recipe).limit(_CANDIDATES)).all()
+        free = gpus - leased_gpus(connection) if first else 0
+        fits = next((row.pk for row in first if gpus_of(row.recipe) <= free), None)
+        if fits is None:
+            return None
+        chosen = chosen.where(_r.pk == fits)
     if postgres:
         chosen = chosen.with_for_update(skip_locked=True)
     until = at + _micros(limits.lease)
@@ -249,6 +259,51 @@ def live(connection: sa.Connection, *, owner: str | None = None) -> int:
     if owner is not None:
         query = query.where(_r.lease_owner == owner)
     return int(connection.execute(query).scalar_one())
+
+
+def states(connection: sa.Connection) -> dict[str, int]:
+    """How many runs are in each state that one is in."""
+    query = sa.select(_r.state, sa.func.count()).where(_r.deleted_at.is_(None)).group_by(_r.state).order_by(_r.state)
+    return {state: int(count) for state, count in connection.execute(query)}
+
+
+def leased_gpus(connection: sa.Connection) -> int:
+    """GPUs of runs with a live lease, by their recipes."""
+    query = sa.select(_r.recipe).where(_r.state.in_(sorted(LEASED)), _r.lease_until > now(connection))
+    return sum(gpus_of(recipe) for recipe in connection.execute(query).scalars())
+
+
+def gpus_of(recipe: Mapping[str, Any]) -> int:
+    """How many a recipe takes: one a rank where it runs in one process, those of its pools on a cluster."""
+    engine = recipe.get("engine") or {}
+    if engine.get("home") == "ray":
+        return sum(int(pool.get("gpus") or 0) for pool in (engine.get("pools") or {}).values())
+    return int(engine.get("ranks") or 1) if str(engine.get("device") or "").startswith("cuda") else 0
+
+
+def _stalled(connection: sa.Connection, limits: Limits) -> sa.Select[Any]:
+    last = sa.func.coalesce(_r.last_step_at, _r.started, _r.created)
+    held = sa.and_(_r.state == "running", _r.lease_until > now(connection), _r.deleted_at.is_(None))
+    return sa.select(t.run).where(held, last < now(connection) - _micros(limits.stalled)).order_by(_r.pk).limit(1000)
+
+
+def stalled(connection: sa.Connection, *, limits: Limits = LIMITS) -> int:
+    """Running runs that took no step for ``limits.stalled``."""
+    return len(connection.execute(_stalled(connection, limits)).all())
+
+
+def alarm(connection: sa.Connection, *, limits: Limits = LIMITS) -> list[str]:
+    """Say of each stalled run that it is: an event ``stalled``, once between two steps; the ids of those it was said of."""
+    said = []
+    for row in connection.execute(_stalled(connection, limits)).mappings().all():
+        last = row["last_step_at"] or row["started"] or row["created"]
+        e = t.run_event.c
+        known = sa.select(e.seq).where(e.run_pk == row["pk"], e.kind == "stalled", e.at >= last).limit(1)
+        if connection.execute(known).first() is None:
+            payload = {"since": last, "seconds": limits.stalled, "by": "reaper"}
+            events.add(connection, row["pk"], "stalled", payload, at=now(connection))
+            said.append(str(row["id"]))
+    return said
 
 
 def held(connection: sa.Connection, runs_folder: Path, *, owner: str | None = None) -> list[RunInfo]:

@@ -117,7 +117,7 @@ class RunLedger:
         lease: Lease | None = None,
         through: Facts | None = None,
         recorded: Callable[[CheckpointRef], None] = lambda _: None,
-        texts: bool = True,
+        texts: rollouts.Texts = True,
         max_records: int = 1024,
         max_bytes: int = 512 << 20,
         retry_seconds: float = 5.0,
@@ -126,7 +126,7 @@ class RunLedger:
         ``through``: who writes facts; None: this process, into the database. What it could not be told by ``close`` this
         process writes after all.
         ``recorded`` hears of each checkpoint; must return at once.
-        ``texts``: keep prompts and completions as text beside the tokens. ``max_records``,
+        ``texts``: whose prompts and completions are kept as text beside the tokens. ``max_records``,
         ``max_bytes``: how much may wait for the writer. ``retry_seconds``: pause after a failed attempt."""
         self._store, self._run, self._stage, self._segment, self._folder = store, run, stage, segment, folder
         self._texts, self._max_records, self._max_bytes, self._retry_seconds = (

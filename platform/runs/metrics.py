@@ -8,9 +8,10 @@ which steps of a segment do, so that reading is a walk along the primary key.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -23,6 +24,9 @@ _p, _l, _k = t.metric_point.c, t.metric_latest.c, t.metric_key.c
 
 _IN = 500
 """Values of one IN: stays under SQLite's limit of bound parameters."""
+
+_named: weakref.WeakKeyDictionary[sa.Engine, dict[int, str]] = weakref.WeakKeyDictionary()
+"""Number -> name of those that were read. Names are never removed."""
 
 
 class Latest(NamedTuple):
@@ -232,6 +236,34 @@ def latest(
                 nan if most is None else most,
             )
     return out
+
+
+def values(
+    connection: sa.Connection, run_pks: Sequence[int], names: Sequence[str] | None
+) -> dict[int, dict[str, float | None]]:
+    """{run pk: {name: its newest value, None for NaN}} of many runs; ``names`` None: all. Less than ``latest`` tells, in a
+    third of the time: a page of runs has a hundred thousand. Raises what the driver raises."""
+    keys = None if names is None else sorted(numbers(connection, list(names)).values())
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name == "postgresql":  # two arrays a run: no row a value
+        chosen = "" if keys is None else " AND key_pk = ANY(%s)"
+        with driver.cursor(binary=True) as cursor:
+            cursor.execute(
+                f"SELECT run_pk, array_agg(key_pk), array_agg(value) FROM metric_latest WHERE run_pk = ANY(%s){chosen} "
+                "GROUP BY run_pk",
+                [list(run_pks), *([] if keys is None else [keys])],
+            )
+            found = {pk: list(zip(*arrays, strict=True)) for pk, *arrays in cursor}
+    else:
+        chosen = "" if keys is None else f" AND key_pk IN ({','.join('?' * len(keys))})"
+        query = f"SELECT key_pk, value FROM metric_latest WHERE run_pk = ?{chosen}"
+        found = {pk: driver.execute(query, [pk, *(keys or ())]).fetchall() for pk in run_pks}
+    known = _named.setdefault(connection.engine, {})
+    unknown = sorted({key for rows in found.values() for key, _ in rows} - known.keys())
+    for low in range(0, len(unknown), _IN):
+        some = sa.select(_k.pk, _k.name).where(_k.pk.in_(unknown[low : low + _IN]))
+        known |= {key: name for key, name in connection.execute(some)}
+    return {pk: {known[key]: value for key, value in found.get(pk, ())} for pk in run_pks}
 
 
 def names_of(connection: sa.Connection, run_pk: int) -> list[str]:

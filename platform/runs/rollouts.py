@@ -8,6 +8,7 @@ rewards, why a group was sized or discarded. Text that UTF-8 cannot hold (lone s
 from __future__ import annotations
 
 import base64
+import hashlib
 import heapq
 import json
 import math
@@ -16,9 +17,9 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -143,6 +144,10 @@ class Record:
     discarded: str | None
     allocation: Allocation
     scored: Scored
+    advantage: float | None = None
+    """Mean over the tokens that learn; None where nothing was learnt from it."""
+    advantages: tuple[float, ...] | None = None
+    """Of each of those tokens, where they differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -165,6 +170,10 @@ class Advantages:
     """rollout id -> [M], its tokens that learn"""
 
 
+Texts = bool | Literal["extremes"] | float
+"""Whose texts are kept, as ``tracking.texts`` of a recipe says: a share is drawn by the id, so a resume draws the same."""
+
+
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
@@ -177,18 +186,31 @@ def members(batch: Batch) -> Iterator[tuple[Group, Scored, bool, str | None]]:
             yield group, group.baseline, True, why
 
 
-def to_table(batch: Batch, *, run_id: str, stage: str, segment: int, texts: bool) -> pa.Table:
+def to_table(batch: Batch, *, run_id: str, stage: str, segment: int, texts: Texts) -> pa.Table:
     place = {"run_id": run_id, "stage": stage, "segment": segment, "step": batch.step}
     shared: dict[int, dict[str, Any]] = {}  # what all rows of a group say
     rows = []
     for group, scored, baseline, why in members(batch):
         if id(group) not in shared:
-            shared[id(group)] = place | _group_row(group, why, texts=texts)
-        rows.append(shared[id(group)] | _row(scored, baseline, texts=texts))
+            shared[id(group)] = place | _group_row(group, why)
+        whole = _keeps_text(texts, group, scored)
+        messages = shared[id(group)]["messages"] if whole else None
+        rows.append(shared[id(group)] | {"messages": messages} | _row(scored, baseline, texts=whole))
     columns = [_column([row[field.name] for row in rows], field.type) for field in SCHEMA]
     notes = {"jurat.schema": SCHEMA_VERSION, "jurat.run": run_id, "jurat.stage": stage}
     notes |= {"jurat.segment": segment, "jurat.step": batch.step}
     return pa.Table.from_arrays(columns, schema=SCHEMA.with_metadata({key: str(value) for key, value in notes.items()}))
+
+
+def _keeps_text(texts: Texts, group: Group, scored: Scored) -> bool:
+    if isinstance(texts, bool):
+        return texts
+    if texts == "extremes":
+        values = [value for each in group.scored if (value := each.judgement.reward.value) is not None]
+        ends = (min(values), max(values)) if values else ()
+        return any(scored is next(e for e in group.scored if e.judgement.reward.value == end) for end in ends)
+    drawn = hashlib.sha256(scored.rollout.id.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(drawn[:8], "big") < texts * 2**64
 
 
 def advantage_table(advantages: Advantages, *, segment: int) -> pa.Table:
@@ -359,7 +381,7 @@ def _verdict(member: str, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _group_row(group: Group, discarded: str | None, *, texts: bool) -> dict[str, Any]:
+def _group_row(group: Group, discarded: str | None) -> dict[str, Any]:
     problem = group.visit.problem
     return {
         "position": group.visit.position,
@@ -375,7 +397,7 @@ def _group_row(group: Group, discarded: str | None, *, texts: bool) -> dict[str,
         "reference": _utf8(problem.reference),
         "problem_verifier": _utf8(problem.verifier.name),
         "problem_verifier_args": _json(problem.verifier.args),
-        "messages": [{"role": m.role, "content": _utf8(m.content)} for m in problem.messages] if texts else None,
+        "messages": [{"role": m.role, "content": _utf8(m.content)} for m in problem.messages],
     }
 
 
@@ -468,8 +490,8 @@ def read(
             faults.append(f"{error.where}: {error.what}")
             continue
         made |= {(place, row): _record(value) for row, value in zip(wanted, taken, strict=True)}
-    records = tuple(made[where] for where in chosen if where in made)
-    return Page(records=records, matched=len(found), faults=tuple(faults))
+    records = _learnt(store, run, [made[where] for where in chosen if where in made], faults)
+    return Page(records=tuple(records), matched=len(found), faults=tuple(faults))
 
 
 def find(store: Store, run: RunInfo, rollout_id: str) -> Record | None:
@@ -478,10 +500,34 @@ def find(store: Store, run: RunInfo, rollout_id: str) -> Record | None:
         try:
             ids = _load(run, part, ["rollout_id"]).column(0)
             if (place := ids.index(rollout_id).as_py()) >= 0:
-                return _record(_load(run, part).slice(place, 1).to_pylist()[0])
+                record = _record(_load(run, part).slice(place, 1).to_pylist()[0])
+                return _learnt(store, run, [record], [])[0]
         except DataError:
             continue
     return None
+
+
+def _learnt(store: Store, run: RunInfo, records: list[Record], faults: list[str]) -> list[Record]:
+    """The records with their advantages, which parts of their own hold."""
+    wanted = {(record.segment, record.step, record.scored.rollout.id) for record in records}
+    steps = {(segment, step) for segment, step, _ in wanted}
+    found: dict[tuple[int, int, str], dict[str, Any]] = {}
+    for part in store.parts(run, kind="advantage") if steps else ():
+        if (part.segment, part.step_min) in steps:
+            try:
+                rows = _load(run, part).to_pylist()
+            except DataError as error:
+                faults.append(f"{error.where}: {error.what}")
+                continue
+            keyed = {(part.segment, row["step"], row["rollout_id"]): row for row in rows}
+            found |= {key: keyed[key] for key in wanted & keyed.keys()}
+    out = []
+    for record in records:
+        row = found.get((record.segment, record.step, record.scored.rollout.id))
+        told = row and row["advantages"]
+        more = {"advantage": row["advantage"], "advantages": told and tuple(told)} if row else {}
+        out.append(replace(record, **more))
+    return out
 
 
 def _badness(columns: Mapping[str, list[Any]], row: int) -> tuple[bool, float, int, int, int]:
@@ -534,8 +580,6 @@ def locate(run: RunInfo, relative: str) -> Path:
 
 
 def file_digest(path: Path) -> str:
-    import hashlib
-
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 

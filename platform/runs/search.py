@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
+from jurat.platform.db import keyset
 from jurat.platform.db import tables as t
+from jurat.platform.db.keyset import Key
 from jurat.platform.errors import ConfigError, nearest
 from jurat.platform.runs import metrics
 from jurat.platform.runs.leases import run_of
-from jurat.platform.runs.metrics import Latest
 from jurat.platform.runs.records import RunInfo
 
 Op = Literal["=", "!=", "<", "<=", ">", ">=", ":", "LIKE", "IN"]
@@ -72,7 +73,8 @@ _SUFFIXES = {".last": "value", ".min": "least", ".max": "most"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """By a field of TEXTS or NUMBERS, or a metric; runs without the value come last; equal ones by number."""
+    """One key: a field of TEXTS or NUMBERS, or a metric; runs without the value come last. Runs that all keys find equal
+    go by number, in the direction of the last key."""
 
     field: str = "created"
     descending: bool = True
@@ -83,8 +85,8 @@ class Found:
     """A page of runs and, if columns were asked for, the newest values of those metrics."""
 
     runs: tuple[RunInfo, ...]
-    metrics: Mapping[int, Mapping[str, Latest]]
-    """By ``RunInfo.pk``."""
+    metrics: Mapping[int, Mapping[str, float | None]]
+    """By ``RunInfo.pk``; None is NaN."""
     next: tuple[Any, ...] | None
     """Position of the last one, as ``after`` of the next page; None if this is the last page."""
 
@@ -94,7 +96,7 @@ def find(
     runs_folder: Path,
     *,
     where: Where | None = None,
-    order: Order | None = None,
+    order: Sequence[Order] = (),
     after: Sequence[Any] | None = None,
     limit: int = 50,
     columns: Sequence[str] | None = (),
@@ -103,24 +105,24 @@ def find(
 ) -> Found:
     """A keyset page: stable under inserts. ``columns``: metrics to read with it, None for all. ``bodies`` False leaves
     ``recipe`` and ``meta`` empty. Raises ConfigError for a field or a position that there is not."""
-    order = order or Order()
-    value, joined = _sorted_by(connection, order.field)
+    keys, joined = _keys(connection, order or [Order()])
     kept = [c for c in _r if bodies or c.name not in ("recipe", "meta")]
-    query = sa.select(*kept, value.label("sorted_by")).select_from(joined)
+    query = sa.select(*kept, *(key.column.label(f"sort_{n}") for n, key in enumerate(keys))).select_from(joined)
     if not deleted:
         query = query.where(_r.deleted_at.is_(None))
     if where is not None:
         query = query.where(compiled(connection, where))
     if after is not None:
-        query = query.where(_behind(value, order, after))
-    ordered = value.desc() if order.descending else value.asc()
-    query = query.order_by(value.is_(None), ordered, _r.pk.desc() if order.descending else _r.pk.asc())
-    rows = connection.execute(query.limit(limit + 1)).mappings().all()
+        fit = all(isinstance(each, (str, int, float, type(None))) for each in after) and isinstance(after[-1], int)
+        if len(after) != len(keys) or not fit:
+            raise ConfigError("this is no position of a page", where="page_token", fix="begin at the first page")
+        query = query.where(keyset.after(keys, after))
+    rows = connection.execute(query.order_by(*keyset.ordering(keys)).limit(limit + 1)).mappings().all()
     more, rows = len(rows) > limit, rows[:limit]
     empty: dict[str, Any] = {} if bodies else {"recipe": {}, "meta": {}}
     runs = tuple(run_of({**row, **empty}, runs_folder) for row in rows)
-    found = metrics.latest(connection, [run.pk for run in runs], columns) if columns is None or columns else {}
-    last = (rows[-1]["sorted_by"], rows[-1]["pk"]) if more else None
+    found = metrics.values(connection, [run.pk for run in runs], columns) if columns is None or columns else {}
+    last = tuple(rows[-1][f"sort_{n}"] for n in range(len(keys))) if more else None
     return Found(runs=runs, metrics=found, next=last)
 
 
@@ -131,32 +133,27 @@ def count(connection: sa.Connection, where: Where | None = None) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def _sorted_by(connection: sa.Connection, field: str) -> tuple[sa.ColumnElement[Any], sa.FromClause]:
-    if field in TEXTS or field in NUMBERS:
-        return ({**TEXTS, **NUMBERS})[field], t.run
-    if field.startswith("metrics."):
-        name, column = _metric(field)
-        key = metrics.number_of(connection, name)
-        latest = t.metric_latest.alias()
-        on = sa.and_(latest.c.run_pk == _r.pk, latest.c.key_pk == (-1 if key is None else key))
-        return latest.c[column], t.run.outerjoin(latest, on)
-    raise ConfigError(
-        f"runs are not ordered by {field!r}.{nearest(field, [*TEXTS, *NUMBERS])}",
-        where="order_by",
-        fix=f"one of {', '.join([*TEXTS, *NUMBERS])} or metrics.NAME",
-    )
-
-
-def _behind(value: sa.ColumnElement[Any], order: Order, after: Sequence[Any]) -> sa.ColumnElement[bool]:
-    """Rows that come after the position (value, pk)."""
-    if len(after) != 2 or not isinstance(after[1], int) or not isinstance(after[0], (str, int, float, type(None))):
-        raise ConfigError("this is no position of a page", where="page_token", fix="begin at the first page")
-    place, pk = after
-    later = _r.pk < pk if order.descending else _r.pk > pk
-    if place is None:
-        return sa.and_(value.is_(None), later)
-    beyond = value < place if order.descending else value > place
-    return sa.or_(value.is_(None), beyond, sa.and_(value == place, later))
+def _keys(connection: sa.Connection, order: Sequence[Order]) -> tuple[list[Key], sa.FromClause]:
+    """The keys of an order, the run's number last, and what has their columns. Raises ConfigError."""
+    keys: list[Key] = []
+    joined: sa.FromClause = t.run
+    for each in order:
+        column = TEXTS.get(each.field, NUMBERS.get(each.field))
+        if column is None and each.field.startswith("metrics."):
+            name, value = _metric(each.field)
+            number = metrics.number_of(connection, name)
+            latest = t.metric_latest.alias()
+            on = sa.and_(latest.c.run_pk == _r.pk, latest.c.key_pk == (-1 if number is None else number))
+            joined = joined.outerjoin(latest, on)
+            column = latest.c[value]
+        if column is None:
+            raise ConfigError(
+                f"runs are not ordered by {each.field!r}.{nearest(each.field, [*TEXTS, *NUMBERS])}",
+                where="order_by",
+                fix=f"one of {', '.join([*TEXTS, *NUMBERS])} or metrics.NAME",
+            )
+        keys.append(Key(column, each.descending, nulls=getattr(column, "nullable", True) or column.table is not t.run))
+    return [*keys, Key(_r.pk, order[-1].descending, nulls=False)], joined
 
 
 # ---- conditions --------------------------------------------------------------------------------------------------
@@ -336,9 +333,19 @@ def label(connection: sa.Connection, run_pk: int, kind: Literal["param", "tag"],
 
 
 def labels(connection: sa.Connection, run_pk: int, kind: Literal["param", "tag"]) -> dict[str, str]:
+    return labels_of(connection, [run_pk], kind)[run_pk]
+
+
+def labels_of(
+    connection: sa.Connection, run_pks: Sequence[int], kind: Literal["param", "tag"]
+) -> dict[int, dict[str, str]]:
+    """{run pk: {key: text}} of at most some thousand runs."""
     c = t.run_label.c
-    query = sa.select(c.key, c.text).where(c.run_pk == run_pk, c.kind == kind).order_by(c.key)
-    return {key: text for key, text in connection.execute(query)}
+    query = sa.select(c.run_pk, c.key, c.text).where(c.run_pk.in_(run_pks), c.kind == kind).order_by(c.run_pk, c.key)
+    out: dict[int, dict[str, str]] = {pk: {} for pk in run_pks}
+    for pk, key, text in connection.execute(query):
+        out[pk][key] = text
+    return out
 
 
 def _text(value: Any) -> str:

@@ -68,6 +68,8 @@ class Limits:
     paused: float = 90 * 86_400.0
     cancelling: float = 60.0
     finishing: float = 600.0
+    stalled: float = 1800.0
+    """Without a step, in state ``running``: nothing is ended, but an event says so."""
     lost: float = 0.0
     """Before it is queued again; doubled with each restart, where it is not 0."""
 

@@ -15,7 +15,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -179,20 +179,22 @@ class Client:
         self, method: str, target: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         """An answer that is read as it comes, over a connection of its own."""
-        connection = self._open()
+        lost = (ConnectionError, TimeoutError, http.client.HTTPException)
+        connection: http.client.HTTPConnection | None = None
         try:
-            try:
-                connection.request(method, f"{self._path}/api/v1{target}", body, {**self._headers(), **(headers or {})})
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # refused before all of the body was sent: the answer says why
+            connection = self._open()
+            sent = {**self._headers(), **(headers or {})}
+            with suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent: the answer says why
+                connection.request(method, f"{self._path}/api/v1{target}", body, sent)
             answer = connection.getresponse()
             if answer.status >= 400:
                 raise ServiceError(_problem(answer.status, answer.read()))
             yield answer
-        except (OSError, http.client.HTTPException) as error:
+        except lost as error:
             raise Unreachable(f"the connection is lost: {error}", where=self.url, fix="try again") from None
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
 
     def wait(
         self,

@@ -11,9 +11,15 @@ from typing import Any
 
 import pytest
 
-DISTRIBUTION = {"flint": "python-flint", "yaml": "pyyaml", "liger_kernel": "liger-kernel", "math_verify": "math-verify"}
+DISTRIBUTION = {
+    "flint": "python-flint", "yaml": "pyyaml", "liger_kernel": "liger-kernel", "math_verify": "math-verify",
+    "mlflow": "mlflow-skinny",
+}  # fmt: skip
 """Where the name that is imported differs from the name that is installed."""
-HEAVY = {"torch", "transformers", "ray", "vllm", "matplotlib", "pandas", "trl", "datasets", "accelerate", "peft"}
+HEAVY = {
+    "torch", "transformers", "ray", "vllm", "matplotlib", "pandas", "trl", "datasets", "accelerate", "peft", "mlflow", "wandb",
+    "tensorboard",
+}  # fmt: skip
 OPTIONAL = {"duckdb", "fastapi", "pyarrow", "sympy"}
 """Core or light enough, yet nothing that ``--help`` may wait for."""
 

@@ -17,7 +17,7 @@ import torch
 
 from jurat.engine import checkpoint
 from jurat.engine.checkpoint import FolderCheckpoints
-from jurat.engine.learner import LocalLearner
+from jurat.engine.learner import LocalLearner, StagingLearner
 from jurat.engine.simple.learner import SimpleNetwork
 from jurat.platform.errors import RunFailed
 from jurat.platform.recipe import Optim
@@ -58,6 +58,28 @@ async def test_round_trip_is_bit_equal(build, make, tmp_path):
     assert torch.equal(straight.network.master, second.network.master)
     with pytest.raises(RunFailed, match="no learner 'critic'"):
         await checkpoint.load_into(Path(found.path), {"critic": second})
+
+
+class Written:
+    """A learner that writes at once."""
+
+    def __init__(self, learner):
+        self.save, self.checkpoint_bytes = learner.save, learner.checkpoint_bytes
+
+
+async def test_a_staged_checkpoint_is_what_was_there_when_it_was_begun(build, make, tmp_path):
+    """As learners on GPUs write: the update that follows does not reach it, and its bytes are those of one written at once."""
+    learner = build()
+    staging = StagingLearner(learner.network, Optim(lr=1e-2), total=8, source=learner.source)
+    await train(staging, make, 0)
+    at_once = await FolderCheckpoints(tmp_path / "a").save(step=1, learners={"policy": Written(staging)}, source=SOURCE)
+    writing = await FolderCheckpoints(tmp_path / "b").begin(step=1, learners={"policy": staging}, source=SOURCE)
+    assert not writing.done()
+    await train(staging, make, 1)
+    later = await writing
+    assert later.digest == at_once.digest
+    moved = await FolderCheckpoints(tmp_path / "c").save(step=1, learners={"policy": staging}, source=SOURCE)
+    assert moved.digest != later.digest
 
 
 async def test_nothing_there(tmp_path):

@@ -206,6 +206,14 @@ def test_a_lag_compiled_layers_and_a_server_by_url():
     simple, compiled = (memory.estimate(stage(engine=each), model(), 64) for each in (simple, compiled))
     assert part(simple, "activations") == part(compiled, "activations") > part(alone, "activations")
     assert (part(simple, "sampler's copy"), part(compiled, "sampler's copy")) == (0, 4 * size)
+    sleeping, awake = (
+        memory.estimate(stage(engine={"sampler": "vllm", "device": "cuda", "offload": asleep}), model(), 64)[0]
+        for asleep in (True, False)
+    )
+    held = 2 * size + 2 * GIB  # vLLM's weights and cache make room for the phase that takes more
+    update = sum(each.bytes for each in awake.gpu if each.phase == "update")
+    assert awake.gpu_bytes - sleeping.gpu_bytes == min(update, held)
+    assert part([awake], "checkpoint") == 12 * size  # on the host, until it is written
     url = stage(engine={"sampler": "vllm", "vllm_url": "http://h:1", "device": "cuda"})
     found = memory.estimate(url, model(), 64)
     assert part(found, "weights on their way") == 2 * size and part(found, "vLLM", where="gpu") == 0

@@ -188,11 +188,17 @@ class Slow:
     """A judge that takes a second for a long completion."""
 
     spec_digest = "sha256:slow"
+    workers = 1
+
+    def resize(self, workers):
+        self.workers = workers
 
     def bind(self, specs):
         pass
 
     async def judge(self, problem, text, *, finish):
+        if text == "workers":
+            return Judgement(verdicts={}, reward=Reward(value=float(self.workers)))
         await asyncio.sleep(1.0 if len(text) >= 10 else 0.01)
         if text == "refuse":
             raise RunFailed("refused", where="the judge")
@@ -225,6 +231,7 @@ async def test_judge_lost_in_mid_work(judges, number):
     """Killed, or stopped and found by its lack of progress: what it had in hand is judged by the other, each once."""
     judge, notes = judges
     first = judge.crew.hosts[0]
+    judge.resize(7)
     first.hang_seconds = 2.0 if number == signal.SIGSTOP else 300.0
     was, incarnation = first.pid, first.incarnation
     tasks = [asyncio.create_task(judge.judge(PROBLEM, "x" * n, finish="stop")) for n in range(600)]
@@ -240,6 +247,8 @@ async def test_judge_lost_in_mid_work(judges, number):
     await first.replace(incarnation)
     assert first.pid != was and not psutil.pid_exists(was)
     assert "made no progress for 2 s" in notes[-1] if number == signal.SIGSTOP else "died" in notes[-1]
+    for host in judge.crew.hosts:  # the one that was there, and the new one, which was told what was said before
+        assert (await host.ask("one", (PROBLEM, "workers", "stop"))).reward.value == 7.0
 
 
 async def test_nobody_waits_for_a_judge_that_hangs(judges):

@@ -369,6 +369,21 @@ async def test_interrupted_attempts_go_on_from_their_tokens(served):
 
 
 @needs_vllm
+async def test_a_limit_of_rows_holds_and_changes_no_token(own, here):
+    """Two at a time in vLLM, whose engine is made for more; then as many as it takes."""
+    asked, most = requests(new=(12,), count=2), []
+    here.sampler.limit(2)
+    rows = here.sampler._decoding
+    tasks = [asyncio.create_task(here.sampler.sample(each)) for each in asked]
+    while not all(task.done() for task in tasks):
+        most.append(len(rows._live))
+        await asyncio.sleep(0)
+    assert max(most) == 2
+    assert_equal([task.result() for task in tasks], await draw(own, asked), atol=1e-5)
+    here.sampler.limit(0)
+
+
+@needs_vllm
 async def test_more_requests_than_places_and_a_cache_too_small_for_them(own, serve, folder):
     """9 places, and a cache in which 9 long rows do not fit: rows wait, and some are put back and computed again."""
     tight = serve(folder, max_concurrent=9, vllm_memory=0.0004)
@@ -722,7 +737,7 @@ async def test_it_stays_awake_while_a_request_is_in_flight():
 
 @needs_vllm
 async def test_a_build_that_cannot_sleep_says_so_and_draws_on(serve, folder, own):
-    engine = serve(folder, vllm_sleep=True)
+    engine = serve(folder, offload=True)
     assert engine.info["sleep"] == "vLLM sleeps on GPUs alone, and this build computes on cpu"
     await engine.sampler.rest()
     assert_equal(await draw(engine, requests(count=1)), await draw(own, requests(count=1)), atol=1e-5)

@@ -802,3 +802,52 @@ def test_a_list_of_servers_names_each_once():
     ):
         with pytest.raises(ValidationError, match=said):
             Engine(sampler="vllm", vllm_url=urls)
+
+
+async def test_places_are_taken_in_order_however_many_there_are():
+    """Two, then one, then three; who is called away while waiting takes none."""
+    places, inside, most = remote.Places(2), [], []
+
+    async def take(name, until):
+        async with places:
+            inside.append(name)
+            most.append(len(inside))
+            await until.wait()
+            inside.remove(name)
+
+    gates = [asyncio.Event() for _ in range(7)]
+    tasks = [asyncio.create_task(take(name, gate)) for name, gate in enumerate(gates)]
+    await asyncio.sleep(0)
+    assert inside == [0, 1]
+    places.resize(1)
+    gates[0].set()
+    await asyncio.sleep(0.01)
+    assert inside == [1]
+    tasks[2].cancel()
+    places.resize(3)
+    await asyncio.sleep(0.01)
+    assert inside == [1, 3, 4]
+    for gate in gates:
+        gate.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not inside and places._taken == 0 and max(most) == 3
+
+
+async def test_a_limit_holds_from_the_next_request(fake, sampler):
+    client, running, most = sampler(max_concurrent=1), set(), []
+
+    def slow(body):
+        running.add(body["request_id"])
+        most.append(len(running))
+        time.sleep(0.02)
+        first, last = fake.honest(body)
+        yield first
+        running.discard(body["request_id"])
+        yield last
+
+    fake.answer = slow
+    client.limit(4)
+    asked = [request(seed=seed) for seed in range(12)]
+    found = await asyncio.gather(*map(client.sample, asked))
+    assert [each.token_ids.tolist() for each in found] == [drawn(each) for each in asked]
+    assert 1 < max(most) <= 4

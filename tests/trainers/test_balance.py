@@ -161,11 +161,13 @@ def test_what_could_not_be_moved_is_refused():
     found = knobs_of(recipe(engine={"balance": {"samples": [4, 16], "judge_workers": [1, 4]}}))
     assert [(knob.name, knob.value, knob.low, knob.high) for knob in found] == [
         ("judge_workers", 1, 1, 4), ("samples", 8, 4, 16)]  # fmt: skip
+    moved = {"judge_workers": [1, 4], "sampler_rows": [16, 512]}
+    for engine in ({"home": "ray"}, {"sampler": "vllm"}, {"sampler": "vllm", "vllm_url": "http://h:1"}):
+        assert [knob.value for knob in knobs_of(recipe(engine={"balance": moved, **engine}))] == [1, 128]
     for keys, said in (
         ({"engine": {"balance": {"samples": [10, 16]}}}, r"begins with 8, and the bounds are \[10, 16\]"),
         ({"engine": {"balance": {"samples": [1, 16]}}}, "two samples at least"),
         ({"engine": {"balance": {"judge_rows": [16, 512]}}}, "engine.home ray"),
-        ({"engine": {"balance": {"sampler_rows": [16, 512]}, "sampler": "vllm"}}, "the own sampler"),
         ({"engine": {"balance": {"samples": [2, 16]}}, "allocation": "neyman"}, "allocation.name uniform"),
         ({"engine": {"balance": {"samples": [9, 4]}}}, "lowest <= highest"),
         ({"engine": {"balance": {"speed": [1, 4]}}}, "judge_workers"),

@@ -116,14 +116,9 @@ def test_normalised_rewards_that_are_felt(tmp_path, text):
             "engine.vllm_memory",
         ),
         (
-            "engine: {vllm_sleep: true}",
-            "engine.vllm_sleep frees the memory of a vLLM in the learner's",
-            "engine.vllm_sleep",
-        ),
-        (
-            "engine: {sampler: vllm, vllm_sleep: true, max_lag: 1}",
-            "engine.vllm_sleep ",
-            "engine.vllm_sleep",
+            "engine: {device: cuda, sampler: vllm, offload: true, max_lag: 1}",
+            "engine.offload moves slices",
+            "engine.offload",
         ),
     ],
 )

@@ -99,9 +99,12 @@ def result(home: Path) -> tuple[str, list[tuple]]:
             r.scored.rollout.visit,
             tuple(r.scored.rollout.tokens.tolist()),
             r.scored.judgement.reward.value,
+            r.advantage,
+            r.advantages,
         )
         for r in page.records
     ]
+    assert all((row[-2] is None) == (row[0] == "sft") for row in kept)
     return weights.hexdigest(), sorted(kept)
 
 

@@ -121,6 +121,13 @@ def test_every_rollout_is_recorded_with_its_verifier(tmp_path):
     assert {v.verifier.name for v in verdicts} == {"math"}
     assert all(v.verifier.digest.startswith("sha256:") for v in verdicts)
     assert store.run(outcome.run).state == "finished"
+    groups: dict = {}
+    for r in page.records:
+        groups.setdefault((r.step, r.position), []).append((r.scored.judgement.reward.value, r.advantage))
+    for group in groups.values():
+        rewards, advantages = np.array(group, dtype=float).T
+        np.testing.assert_allclose(advantages.sum(), 0, atol=1e-5)
+        assert np.array_equal(advantages > 0, rewards > rewards.mean() + 1e-9)
 
 
 def test_a_non_finite_gradient_is_skipped_counted_and_ends_the_run(tmp_path):
@@ -286,8 +293,8 @@ def test_a_full_disk_stops_clearly_and_the_last_checkpoint_is_whole(tmp_path, mo
     true, asked = shutil.disk_usage, []
 
     def filling(path):
-        asked.append(path)
-        return true(path)._replace(free=0) if len(asked) == 2 else true(path)
+        asked.extend([path] if "checkpoints" in path.parts else [])
+        return true(path)._replace(free=0) if len(asked) == 2 and path is asked[-1] else true(path)
 
     monkeypatch.setattr(checkpointing.shutil, "disk_usage", filling)
     with pytest.raises(RunFailed, match=r"MiB are needed and 0 MiB free") as caught:

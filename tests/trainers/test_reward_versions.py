@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
+from jurat.api.cli import app
 from jurat.platform.config import validate
 from jurat.platform.db import tables as t
 from jurat.platform.errors import ConfigError, FencedOut, RewardDrift
@@ -30,7 +32,9 @@ RECIPE = {
     "prompts_per_step": 2,
     "allocation": {"samples_per_prompt": 2},
 }
-RULE = "import os\nimport jurat\n\n@jurat.verifier('mine', version='1')\ndef mine(problem, completion):\n    return {}\n"
+RULE = (
+    "import os\nimport jurat\n\n@jurat.verifier('mine', version='1')\ndef mine(problem, completion):\n    return {}\n"
+)
 QUICK = Limits(lease=0.2)
 """A heartbeat each 50 ms."""
 
@@ -45,7 +49,9 @@ def _queued(home: Path) -> Store:
     """A store with run ``r`` as a service makes it: queued, its reward not known yet."""
     store = Store.open(None, home)
     recipe = validate(RECIPE, where="test")
-    store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={"base": str(home)}, run_id="r", state="queued")
+    store.create_run(
+        recipe=recipe, recipe_digest="", reward_digest="", meta={"base": str(home)}, run_id="r", state="queued"
+    )
     return store
 
 
@@ -86,13 +92,18 @@ def test_a_launched_run_is_paused_and_held_to_its_reward(home):
     with pytest.raises(RewardDrift, match="the reward of run r has changed") as caught:
         _resume(home)
     assert caught.value.exit_code == 4
-    assert "-    return len(completion) > 2" in caught.value.what and "+    return len(completion) > 3" in caught.value.what
+    assert (
+        "-    return len(completion) > 2" in caught.value.what
+        and "+    return len(completion) > 3" in caught.value.what
+    )
     assert store.run("r").state == "paused" and len(store.segments(run)) == 1
 
     assert _resume(home, accept_reward_change=True).state == "finished"
     run = store.run("r")
     told = next(event for event in store.events(run) if event.kind == "reward_change_accepted")
-    assert told.payload["now"] == run.meta["rewards"] and "+    return len(completion) > 3" in told.payload["difference"]
+    assert (
+        told.payload["now"] == run.meta["rewards"] and "+    return len(completion) > 3" in told.payload["difference"]
+    )
     rewards = [segment.reward_digest for segment in store.segments(run)]
     assert len(set(rewards)) == 2 and rewards == [told.payload["before"][0], told.payload["now"][0]]
     old, new = store.read(lambda c: versions.versions(c, "mine"))[::-1]
@@ -117,7 +128,9 @@ def test_equal_code_that_reads_something_else_is_drift(home, monkeypatch):
     store = _queued(home)
     assert _resume(home, Screen(stop=2)).state == "interrupted"
     monkeypatch.setenv("LEAST", "5")
-    with pytest.raises(RewardDrift, match=r"case 000: incorrect 0 before, .* now|case \d+: correct 1 before, incorrect 0 now"):
+    with pytest.raises(
+        RewardDrift, match=r"case 000: incorrect 0 before, .* now|case \d+: correct 1 before, incorrect 0 now"
+    ):
         _resume(home)
     monkeypatch.delenv("LEAST")
     assert _resume(home).state == "finished"
@@ -146,6 +159,10 @@ def test_a_verifier_that_changes_while_the_run_goes_on_is_told_of(home, monkeypa
     assert told.kind == kind and told.payload["verifier"] == "mine" and told.payload["step"] == 2
     assert told.payload["digest"] == version.digest and version.deterministic == (kind == "canary_drift")
     assert [note for note in screen.notes if note.startswith("alarm: verifier mine ")]
+    asked = CliRunner().invoke(app, ["--home", str(home), "runs", "verify", "r", "--file", str(home / "rules.py")])
+    assert (asked.exit_code, "case 0" in asked.stdout) == ((1, True) if kind == "canary_drift" else (0, False)), (
+        asked.output
+    )
     if kind == "canary_drift":  # and it is not gone on with
         with pytest.raises(RewardDrift, match=r"before, .* now"):
             _resume(home)

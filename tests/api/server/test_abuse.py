@@ -51,7 +51,17 @@ PATHS = [
 
 
 def test_no_name_is_a_path(served: Served) -> None:
-    """Each of them in the place of each name in each route: none is found, and none is told from another that is not there."""
+    """A quarter of the names in each place of each route, every name in a quarter of the places."""
+    _name_paths(served, share=4)
+
+
+@pytest.mark.soak
+def test_no_name_is_a_path_anywhere(served: Served) -> None:
+    _name_paths(served, share=1)
+
+
+def _name_paths(served: Served, share: int) -> None:
+    """None is found, and none is told from another that is not there."""
     assert len(PATHS) >= 60
     operations = [
         (method.upper(), path, place)
@@ -61,9 +71,9 @@ def test_no_name_is_a_path(served: Served) -> None:
     ]
     assert len(operations) >= 35
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)) as kept:
-        for name in PATHS:
+        for turn, name in enumerate(PATHS):
             quoted = "".join(f"%{byte:02x}" for byte in name.encode()) or "%20"
-            for method, path, place in operations:
+            for method, path, place in operations[turn % share :: share]:
                 target = path.replace(f"{{{place}}}", quoted)
                 target = target.replace("{kind}", "run") if "/provenance/" in target else target
                 kept.request(method, re.sub(r"\{\w+\}", "absent", target), headers={"If-Match": "*"})
@@ -111,6 +121,33 @@ def test_a_launch_names_no_code_file_or_address(served: Served, config: dict[str
     assert str(served.service.settings.home) not in json.dumps(reply[2]) and "/trainers/recipes" not in json.dumps(
         reply[2]
     )
+
+
+ADDRESSES = [
+    "http://169.254.169.254/latest/meta-data", "http://[::ffff:169.254.169.254]/", "http://127.0.0.1:{port}/api/v1/runs",
+    "http://localhost/", "http://0/", "http://0x7f000001/", "http://2130706433/", "http://017700000001/", "http://127.1/",
+    "http://[::1]/", "http://[::]/", "https://evil.example/x", "HTTP://EVIL.EXAMPLE/", "http:/evil.example", "//evil.example/x",
+    "\\\\evil.example\\x", "ftp://evil.example/x", "file:///etc/passwd", "file:/etc/passwd", "file://localhost/etc/passwd",
+    "gopher://127.0.0.1:6379/_x", "dict://127.0.0.1:11211/", "ldap://127.0.0.1/", "jar:http://x!/y", "data:text/plain,x",
+    "hf://datasets/x/y", "s3://bucket/x", "gs://bucket/x", "git+ssh://x@y/z", "http://user@evil.example", "evil.example:80/x",
+    "postgresql://evil/x", "https://\u2485\u2487.evil",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "key", ["data.train.source", "data.held_out.source", "model", "engine.vllm_url", "reward.members.0.use"]
+)
+def test_no_address_is_fetched(served: Served, key: str) -> None:
+    """Of anything that a launch may name, and of a data set that is registered: that is a name, and nobody calls it."""
+    assert len(ADDRESSES) >= 30
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        for address in ADDRESSES:
+            given = address.format(port=listener.getsockname()[1]) if "{port}" in address else address
+            for config in ({key: given}, {"stages.1.name": given}):
+                assert kind(served.ask("POST", RUNS, {"recipe": "tiny", "config": config})) == (422, "invalid"), given
+        with pytest.raises(BlockingIOError):
+            listener.accept()
 
 
 def test_what_else_a_launch_may_not_hold(served: Served) -> None:
@@ -276,11 +313,11 @@ def test_headers_are_bounded(served: Served) -> None:
 def test_memory_stays_flat_whatever_is_sent(served: Served) -> None:
     """Bodies that are large, deep, wide or hollow, three rounds of them: what the first two took is all that is taken."""
     bodies_ = [
-        (b"[" * 4_000_000, {}), (json.dumps({f"k{i}": 0 for i in range(200_000)}).encode(), {}),
+        (b"[" * 4_000_000, {}), (json.dumps({f"k{i}": 0 for i in range(50_000)}).encode(), {}),
         (b"[" + b"9" * 4_000_000 + b"]", {}), (b'{"a":"' + b"x" * 4_000_000 + b'"}', {}),
         (gzip.compress(b"[" + b" " * (32 << 20) + b"]"), {"Content-Encoding": "gzip"}),
-        (b"\x00" * 4_000_000, {}), (b'"' + b'\\"' * 2_000_000 + b"[" * 40 + b"\\", {}),
-        (b'{"rows":[' + b'{"name":"x","step":0,"value":1},' * 50_000 + b"{}]}", {}),
+        (b"\x00" * 4_000_000, {}), (b'"' + b'\\"' * 500_000 + b"[" * 40 + b"\\", {}),
+        (b'{"rows":[' + b'{"name":"x","step":0,"value":1},' * 20_000 + b"{}]}", {}),
     ]  # fmt: skip
     process, taken = psutil.Process(), []
     for turn in range(3 * len(bodies_)):
@@ -470,6 +507,22 @@ def test_other_sites_are_kept_out(served: Served, headers: dict[str, str], expec
     if expected != 200 or "navigate" in headers.values():
         assert served.ask("POST", RUNS, {"recipe": "tiny"}, headers=sent)[0] in (403, 421)
     assert not any(name.startswith("access-control") for name in served.ask("GET", RUNS, headers=sent)[1])
+
+
+def test_tags_are_compared_as_rfc_9110_says(served: Served) -> None:
+    run = served.ask("POST", RUNS, {"recipe": "tiny"})[2]["id"]
+    path, version = f"{RUNS}/{run}", 1
+    for tag, expected in ((None, 428), ("1", 412), ('W/"1"', 412), ('"9"', 412), ("", 412), ('"1', 412), ("x" * 300, 412),
+                            ('"1"', 200), ('"7", "2"', 200), ("*", 200)):  # fmt: skip
+        headers = {} if tag is None else {"If-Match": tag}
+        reply = served.ask("PATCH", path, {"priority": version}, headers)
+        assert reply[0] == expected, tag
+        version += expected == 200
+        if expected == 412:
+            assert reply[1]["etag"] == f'"{version}"'
+    for tag, expected in ((f'"{version}"', 304), (f'W/"{version}"', 304), ('"0"', 200), ("*", 304), ("x", 200)):
+        assert served.ask("GET", path, headers={"If-None-Match": tag})[0] == expected, tag
+    assert served.ask("DELETE", path)[0] == 428 and served.ask("DELETE", path, headers={"If-Match": '"0"'})[0] == 412
 
 
 def test_hosts_are_read_exactly() -> None:

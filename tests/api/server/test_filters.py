@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -10,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.dialects import postgresql, sqlite
 
-from jurat.api.server import filters
-from jurat.api.server.filters import And, Fields, Key, Not, Operand, Or, Term, compile_filter, parse
+from jurat.api.server import filters, reader, search
+from jurat.api.server.filters import And, Fields, Not, Operand, Or, Term, compile_filter, parse
 from jurat.api.server.problems import Problem
+from jurat.platform.db.keyset import Key, after, ordering
+from jurat.platform.errors import ConfigError
+from jurat.platform.runs import search as find
+from jurat.platform.runs.store import Store
 
 ROW = sa.table(
     "row",
@@ -178,6 +183,79 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     shown(text)
 
 
+OF_RUNS = ["name", "created", "reward_spec", "verifier", "dataset", "env.git_commit", "checkpoint", "priority",
+           *(f'{kind}."{MARKER} or 1=1; --"' for kind in ("tags", "params", "metrics")), f"metrics.{MARKER}.max"]  # fmt: skip
+OF_ROLLOUTS = ["id", "step", "status", "text", "reward", "baseline", "advantage", f'verdicts."{MARKER}\'".status',
+               f"verdicts.{MARKER}.score"]  # fmt: skip
+
+
+def _of(names: list[str]) -> st.SearchStrategy[str]:
+    signs = st.sampled_from(["=", "!=", "<", ">=", ":", " LIKE "])
+    term = st.tuples(st.sampled_from(names), signs, values).map("".join)
+    listed = st.tuples(st.sampled_from(names), values, values).map(lambda t: f"{t[0]} IN [{t[1]}, {t[2]}]")
+    return st.lists(term | listed | (term | listed).map("NOT ({})".format), min_size=1, max_size=3).map(" OR ".join)
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory: pytest.TempPathFactory):
+    store = Store.open(None, tmp_path_factory.mktemp("home"))
+    with store.engine.connect() as connection:
+        yield connection
+    store.close()
+
+
+@given(_of(OF_RUNS), _of(OF_ROLLOUTS), st.lists(st.sampled_from(OF_RUNS + OF_ROLLOUTS), max_size=4).map(",".join))
+@settings(max_examples=100, deadline=None)
+def test_nor_in_the_filters_and_orders_of_runs_and_rollouts(
+    connection: sa.Connection, of_runs: str, of_rollouts: str, order: str
+) -> None:
+    """As the routes compile them; on SQLite and PostgreSQL, and as DuckDB reads PostgreSQL's."""
+
+    def runs() -> list[sa.ClauseElement]:
+        tree = parse(of_runs)
+        assert tree is not None
+        return [find.compiled(connection, search._where(tree, of_runs))]
+
+    def rollouts() -> list[sa.ClauseElement]:
+        condition = compile_filter(of_rollouts, reader.FIELDS)
+        return [] if condition is None else [condition]
+
+    def ordered() -> list[sa.ClauseElement]:
+        return ordering(filters.compile_order(order, reader.FIELDS, default=[], last=Key(sa.column("row"), False)))
+
+    def ordered_runs() -> list[sa.ClauseElement]:
+        return ordering(find._keys(connection, search._order(order) or [find.Order()])[0])
+
+    for make in (runs, rollouts, ordered, ordered_runs):
+        try:
+            made = make()
+        except Problem as problem:
+            assert problem.status == 400
+            continue
+        except ConfigError:  # which the route tells as a bad filter or order
+            continue
+        for dialect in (sqlite.dialect(), postgresql.dialect()):
+            for clause in made:
+                sql = str(clause.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}))
+                assert MARKER not in sql and "DROP" not in sql and "1=1" not in sql
+
+
+def test_a_statement_that_takes_too_long_is_ended(database_url: str, tmp_path: Path) -> None:
+    store = Store.open(database_url, tmp_path)
+    many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000000) SELECT count(*) FROM n"
+    for ask in (
+        lambda c: c.execute(sa.text(many)),
+        lambda c: c.connection.driver_connection.execute(many).fetchall(),  # as a page of values is read
+    ):
+        with pytest.raises(Problem) as caught, search.bounded(store, 0.1) as connection:
+            ask(connection)
+        assert (caught.value.kind, caught.value.status) == ("query-too-slow", 503)
+        assert "0.1 s" in caught.value.detail and "SELECT" not in caught.value.detail
+    with search.bounded(store, 5) as connection:  # the limit went with its statement
+        assert connection.execute(sa.text(many.replace("100000000", "50000"))).scalar_one() == 50000
+    store.close()
+
+
 def test_without_a_value_the_sql_is_the_same_whatever_the_value() -> None:
     assert shown("name = 'a' AND n > 1") == shown("name = '); DELETE FROM row' AND n > 2e3")
 
@@ -197,8 +275,8 @@ def test_pages_by_keys_are_the_whole_in_order(rows: list, down_name: bool, down_
     keys = [Key(ROW.c.name, down_name), Key(ROW.c.n, down_n), Key(ROW.c.pk, False)]
 
     def page(mark: list | None, limit: int) -> list:
-        query = sa.select(ROW.c.name, ROW.c.n, ROW.c.pk).order_by(*filters.ordering(keys)).limit(limit)
-        query = query if mark is None else query.where(filters.after(keys, mark))
+        query = sa.select(ROW.c.name, ROW.c.n, ROW.c.pk).order_by(*ordering(keys)).limit(limit)
+        query = query if mark is None else query.where(after(keys, mark))
         compiled = query.compile(
             dialect=sqlite.dialect(paramstyle="qmark"), compile_kwargs={"render_postcompile": True}
         )

@@ -84,13 +84,13 @@ def test_a_run_survives_kills_with_equal_numbers(site: Served, capsys: pytest.Ca
     assert all(len(points) >= 12 for points in calm.values())
 
     for place, what in enumerate((*NAMED, "storm")):
+        site.kill()
+        site.start("" if what == "storm" else f"trainer@{what}")
         if what == "storm":
             client.create_run("tiny", CONFIG, id="storm", max_restarts=20)
             killed = storm(site, random.Random(7))
             run = "storm"
         else:
-            site.kill()
-            site.start(f"trainer@{what}")
             run, killed = f"named-{place}", {"trainer": 1}
             client.create_run("tiny", CONFIG, id=run, max_restarts=1)
         ended = client.wait(run, seconds=400)

@@ -113,6 +113,12 @@ def test_runs_are_found_by_filter_order_and_page(each: Served) -> None:
     assert ids("state IN [queued] and name : TIN and created > '2020-01-01'", order_by="id") == [
         f"r{n}" for n in range(7)
     ]
+    assert ids(order_by="project desc, metrics.reward/mean, id desc") == ["r5", "r3", "r1", "r6", "r4", "r2", "r0"]
+    client.log("r3", 2, {"reward/mean": float("inf")})
+    client.log("r1", 2, {"reward/mean": float("-inf")})
+    assert ids(order_by="project desc, metrics.reward/mean desc") == ["r3", "r5", "r1", "r0", "r2", "r4", "r6"]
+    shown = next(client.runs("id IN [r1, r3]", order_by="id", metrics=["*"]))
+    assert shown["metrics"] == {"kl": "NaN", "reward/mean": "-Infinity"}
     shown = next(client.runs("id = r2", fields=["state"], metrics=["reward/mean", "kl", "nope"]))
     assert shown == {"id": "r2", "state": "queued", "metrics": {"kl": "NaN", "reward/mean": 0.5}}
     assert each.ask("GET", "/api/v1/runs?filter=project%20=%20odd&count=exact&page_size=1")[2]["total"] == 3
@@ -131,7 +137,7 @@ def test_runs_are_found_by_filter_order_and_page(each: Served) -> None:
     ):
         assert each.ask("GET", f"/api/v1/runs?{query}")[2]["type"] == "/problems/bad-page-token"
     for query, kind in (("filter=nope=1", "bad-filter"), ("filter=created='never'", "bad-filter"),
-    ("order_by=verifier", "bad-order"), ("order_by=id,name", "bad-order"),
+    ("order_by=verifier", "bad-order"), ("order_by=id,nope", "bad-order"),
                         ("fields=secret", "invalid"), ("page_size=1001", "invalid"),
                         ("filter=metrics.x='a'", "bad-filter")):  # fmt: skip
         assert each.ask("GET", f"/api/v1/runs?{query}")[2]["type"] == f"/problems/{kind}", query

@@ -56,7 +56,7 @@ def test_plain_words_stay(text: str) -> None:
 
 def test_names_tell() -> None:
     said = {"api_key": "x", "apikey": "y", "auth.token": "z", "db": {"password": "p", "user": "u"}, "tokens": "t", "n_token": 5,
-            "aggregation": "token-mean", "secret": "", "per_token": "x", "token": "0.5", "passwd": "q", "max_new_tokens": "6"}  # fmt: skip
+            "aggregation": "token-mean", "secret": "", "per_token": "x", "token": "none", "passwd": "q", "max_new_tokens": "6"}  # fmt: skip
     blot = secrets.BLOT
     assert secrets.redacted(said) == {
         **said, "api_key": blot, "apikey": blot, "auth.token": blot, "db": {"password": blot, "user": "u"}, "passwd": blot,

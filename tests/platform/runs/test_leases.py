@@ -69,6 +69,42 @@ def test_a_claim_takes_the_first_of_the_highest_priority(store: Store, queue: An
     assert events.broken(store.events(found)) == ""
 
 
+def test_gpus_are_counted_from_the_recipes_of_live_leases(store: Store, recipe: Recipe) -> None:
+    """What does not fit lets the next go first; a cluster's pools have their own."""
+
+    def make(**engine: Any) -> RunInfo:
+        asked = Recipe.model_validate({**recipe.model_dump(mode="json"), "engine": engine})
+        return store.create_run(recipe=asked, recipe_digest="", reward_digest="", meta={}, state="queued")
+
+    two, three, cpu, one = make(device="cuda", ranks=2), make(device="cuda", ranks=3), make(), make(device="cuda:1")
+    pools = {"a": {"cpus": 1, "gpus": 3}, "b": {"cpus": 1, "gpus": 1}}
+    cluster = make(home="ray", pools=pools, placement=dict.fromkeys(["learner", "critic", "reference"], "a") |
+                   dict.fromkeys(["sampler", "judge"], "b"))  # fmt: skip
+    claim = lambda gpus: store.write(lambda c: leases.claim(c, "w", gpus=gpus))
+    assert [lease and lease.run for lease in (claim(3), claim(3), claim(3), claim(3))] == [two.id, cpu.id, one.id, None]
+    assert store.read(leases.leased_gpus) == 3
+    _lapse(store, two)
+    assert [lease and lease.run for lease in (claim(4), claim(8))] == [three.id, cluster.id]
+    assert store.read(leases.leased_gpus) == 1 + 3 + 4
+
+
+def test_a_run_that_takes_no_step_is_said_to_stall_once(store: Store, queue: Any) -> None:
+    run, held = queue(), Limits(stalled=60.0)
+    lease = store.take(run)
+    said = lambda: store.write(lambda c: leases.alarm(c, limits=held))
+    assert said() == [] and store.read(lambda c: leases.stalled(c, limits=held)) == 0
+    past = t.run.c.started - 61_000_000
+    store.write(lambda c: c.execute(sa.update(t.run).where(t.run.c.pk == run.pk).values(started=past)))
+    assert [said(), said()] == [[run.id], []] and store.run(run.id).state == "running"
+    assert store.read(lambda c: leases.stalled(c, limits=held)) == 1
+    [event] = [event for event in store.events(run) if event.kind == "stalled"]
+    assert event.payload["seconds"] == 60.0
+    segment = store.start_segment(run, first_step=0, lease=lease)
+    store.write(lambda c: metrics.insert(c, run.pk, [
+        {"segment": segment.no, "step": 0, "name": "x", "value": 1.0, "at": event.at + 1}]))  # fmt: skip
+    assert said() == [] and store.read(lambda c: leases.stalled(c, limits=held)) == 0
+
+
 def test_slots_are_counted_from_live_leases(store: Store, queue: Any) -> None:
     runs = [queue() for _ in range(4)]
     claim = lambda: store.write(lambda c: leases.claim(c, "w", slots=2))

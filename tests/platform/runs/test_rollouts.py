@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,25 @@ def test_texts_are_left_out_when_asked(tmp_path: Path, scored: Any) -> None:
     assert record.scored.judgement.verdicts["problem"].why == "rule"
 
 
+def test_texts_of_some_are_kept_and_all_else_of_all(tmp_path: Path, scored: Any) -> None:
+    rewards = (0.5, 0.0, 1.0, None, 1.0, 0.0)
+    some = tuple(scored(f"t{n}", index=n, reward=reward) for n, reward in enumerate(rewards))
+    visit = Visit(problem=some[0].rollout.problem, visit=0, position=0)
+    group = Group(visit=visit, scored=some, allocation=Allocation(samples=6, reason="uniform"))
+
+    def kept(texts: Any, name: str) -> list[int]:
+        found = records_of(_write(tmp_path / name, Batch(step=0, groups=(group,)), texts=texts))
+        assert [r.scored.judgement.reward.value for r in found] == list(rewards)
+        assert all(len(r.scored.rollout.tokens) == 4 for r in found)
+        assert all(bool(r.scored.rollout.text) == bool(r.scored.rollout.problem.messages) for r in found)
+        return [r.scored.rollout.index for r in found if r.scored.rollout.text]
+
+    assert kept("extremes", "a") == [1, 2]
+    assert kept(True, "b") == [0, 1, 2, 3, 4, 5]
+    shares = [set(kept(share / 10, f"c{share}")) for share in range(1, 10)]
+    assert all(less <= more for less, more in pairwise(shares)) and 0 < sum(map(len, shares)) < 54
+
+
 def test_an_empty_batch_is_a_part_too(tmp_path: Path) -> None:
     assert records_of(_write(tmp_path, Batch(step=4, groups=()))) == []
 
@@ -285,6 +305,11 @@ def test_what_was_learnt_is_a_part_beside_the_rollouts(store: Store, new_run: An
         {"rollout_id": "p0-0-0", "step": 1, "advantage": 2.5, "advantages": None},
         {"rollout_id": "p0-0-1", "step": 1, "advantage": pytest.approx(11 / 12), "advantages": [0.5, 1.25, 1.0]},
     ]
+    worst = read(store, run, step=0, status="correct", limit=1).records[0]
+    assert (worst.scored.rollout.id, worst.advantage, worst.advantages) == ("p0-0-0", 1.5, None)
+    second = rollouts.find(store, run, "p0-0-1")
+    assert second is not None and (second.advantage, second.advantages) == (pytest.approx(-1 / 12), (-0.5, 0.25, 0.0))
+    assert read(store, run, problem="p1").records[0].advantage is None
     lost = parts[0]  # killed between file and commit: whole files without a row get theirs, whatever their kind
     for table in (t.data_part, t.part_index):
         store.write(lambda c, table=table: c.execute(sa.delete(table).where(table.c.path.like("%step-000000-seg0%"))))
