@@ -450,8 +450,8 @@ def verify(
     database: terminal.Database = None,
     as_json: terminal.AsJson = False,
 ) -> None:
-    """Hold a run's record against its digests: the chain of events, every part, every checkpoint that is there. Verifiers that
-    are installed here as the run had them are asked their canary cases again.
+    """Hold a run's record against its digests: the chain of events, every metric point, every part, every checkpoint
+    that is there. Verifiers that are installed here as the run had them are asked their canary cases again.
 
     Exits with 1 and names what differs.
     """
@@ -462,12 +462,12 @@ def verify(
         if canaries:
             report = replace(report, faults=(*report.faults, *_drifted(store, found, file or ())))
     if as_json:
-        terminal.print_json({"run": found.id, "events": report.events, "parts": report.parts,
-                             "checkpoints": report.checkpoints, "faults": report.faults})  # fmt: skip
+        terminal.print_json({"run": found.id, "events": report.events, "points": report.points,
+                             "parts": report.parts, "checkpoints": report.checkpoints, "faults": report.faults})  # fmt: skip
     else:
         for fault in report.faults:
             typer.echo(terminal.clean(fault))
-        told = f"{report.events} events, {report.parts} parts, {report.checkpoints} checkpoints"
+        told = f"{report.events} events, {report.points} points, {report.parts} parts, {report.checkpoints} checkpoints"
         typer.echo(f"{told}: {'as recorded' if report.whole else f'{len(report.faults)} faults'}")
     if not report.whole:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@
     search     all columns, three columns, filters                       export     --points of one run as Parquet, twice
     mixed      search while 4 write                                      start      first and warm start, resident memory
     cost       what the record costs a training run                      claims     --count starts with deaths and pauses
-    outage     a run whose service is killed for --outage seconds
+    outage     a run whose service is killed for --outage seconds       migrate    --points of schema 0001 to the newest, killed first
 
 Each server is a process of its own on loopback; ours asks for a key. Every round measures every server once, one after the
 other; printed are medians over the rounds. ``--mlflow-python`` is the python of an environment with mlflow in it; without it
@@ -1211,6 +1211,80 @@ def claims(bench: Bench) -> None:
             bench.figures.add(f"starts: {name}", side.name, getattr(found, name))
 
 
+DEATHS = (("CREATE TABLE", 4), ("metric_series", 2))
+"""Of an upgrade: word of the statement, and at which one with it."""
+
+
+def migrate(bench: Bench) -> None:
+    """A store of the first schema with ``--points``, upgraded by processes that are killed on the way, then by one that is not."""
+    from sqlalchemy import text
+
+    from databases import cut_short, upgrade_to
+    from jurat.platform.db.engine import connect, reading, writing
+    from jurat.platform.db.upgrade import revision, upgrade
+    from jurat.platform.runs import ingest
+
+    names, steps = 100, bench.args.points // 100
+    for side in bench.ours():
+        url = _empty_database(side, bench.scratch)
+        engine = connect(url)
+        upgrade_to(engine, "0001")
+        with writing(engine) as connection:
+            for statement in _OLD:
+                connection.execute(text(statement), {"names": names, "steps": steps})
+
+        def sums(engine: Any = engine) -> tuple[Any, ...]:
+            with reading(engine) as connection:
+                return tuple(connection.execute(text("SELECT count(*), sum(value), sum(step) FROM metric_point")).one())
+
+        before = sums()
+        for word, at in DEATHS:
+            done = cut_short(url, at, word)
+            assert done.returncode == -signal.SIGKILL, done.stderr
+            with reading(engine) as connection:
+                assert revision(connection) == "0001"
+            bench.figures.add("migrate rows lost", side.name, float(sums() != before))
+        began = time.perf_counter()
+        upgrade(engine)
+        bench.figures.add("migrate s", side.name, time.perf_counter() - began)
+        with reading(engine) as connection:
+            found = ingest.faults(connection, 1)
+        bench.figures.add("migrate rows lost", side.name, abs(names * steps - found[0]) + len(found[1]))
+        bench.figures.add("migrate rows lost", side.name, float(sums() != before))
+        engine.dispose()
+
+
+_SERIES = "WITH RECURSIVE s (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM s WHERE n < :steps - 1)"
+_NAMES = "WITH RECURSIVE k (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM k WHERE n < :names)"
+_OLD = (
+    "INSERT INTO run (pk, id, name, state, detail, version, recipe, recipe_digest, reward_digest, meta, created, started) "
+    "VALUES (1, 'old', 'tiny', 'running', '', 2, '{}', '', '', '{}', 10, 11)",
+    "INSERT INTO segment (run_pk, no, stage, stage_index, first_step, started, ending, host, pid, reward_digest, versions) "
+    "VALUES (1, 0, '', 0, 0, 11, '', '', 1, '', '{}')",
+    f"INSERT INTO metric_key (pk, name) {_NAMES} SELECT n, 'm' || n FROM k",
+    f"INSERT INTO metric_point (run_pk, key_pk, segment, step, at, value) {_SERIES} "
+    "SELECT 1, k.pk, 0, s.n, 12, CAST(s.n * 7919 % 10007 AS DOUBLE PRECISION) FROM metric_key k CROSS JOIN s WHERE k.pk <= :names",
+)
+"""A run of schema 0001 and its points."""
+
+
+def _empty_database(side: Jurat, scratch: Path) -> str:
+    import sqlalchemy as sa
+
+    url: str | None = side.database  # type: ignore[attr-defined]
+    if url is None:
+        path = scratch / "migrate.db"
+        for left in scratch.glob("migrate.db*"):
+            left.unlink()
+        return f"sqlite:///{path}"
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sa.text("DROP DATABASE IF EXISTS migrate"))
+        connection.execute(sa.text("CREATE DATABASE migrate TEMPLATE template0"))
+    engine.dispose()
+    return sa.make_url(url).set(database="migrate").render_as_string(hide_password=False)
+
+
 # ---- the table ---------------------------------------------------------------------------------------------------
 
 Check = Callable[[Figures, str], bool | None]
@@ -1276,6 +1350,8 @@ MUSTS: tuple[tuple[str, str, tuple[str, ...], tuple[Check, ...]], ...] = (
     ("export of a run", "<= 5 s", ("export s",), (at_most("export s", 5),)),
     ("  rows missing / bytes that differ", "0", ("export rows missing", "export bytes differ"),
      (at_most("export rows missing", 0), at_most("export bytes differ", 0))),
+    ("upgrade of 1 M points", "<= 60 s", ("migrate s",), (at_most("migrate s", 60),)),
+    ("  lost, after kills too", "0", ("migrate rows lost",), (at_most("migrate rows lost", 0),)),
     ("start, warm", "<= 3 s", ("warm start s",), (at_most("warm start s", 3),)),
     ("start, first", "<= 5 s", ("first start s",), (at_most("first start s", 5),)),
     ("resident memory", "<= 250 MiB", ("warm start MiB",), (at_most("warm start MiB", 250),)),
@@ -1330,11 +1406,12 @@ def show(rows: Sequence[Sequence[str]], names: Sequence[str]) -> None:
 PHASES: dict[str, Callable[[Bench], None]] = {
     "ingest": ingest, "single": single, "writers": writers, "populate": populate, "search": search, "mixed": mixed,
     "history": history, "retry": retry, "sse": sse, "rollouts": rollouts, "export": export, "start": start, "cost": cost,
+    "migrate": migrate,
     "outage": outage, "claims": claims,
 }  # fmt: skip
-ALONE = frozenset({"claims", "outage"})
+ALONE = frozenset({"claims", "outage", "migrate"})
 """Phases that need no server, or start their own."""
-OURS = frozenset({"sse", "rollouts", "export", "cost", "outage", "claims"})
+OURS = frozenset({"sse", "rollouts", "export", "cost", "outage", "claims", "migrate"})
 """Phases without a figure of MLflow."""
 
 
@@ -1359,6 +1436,7 @@ def main(argv: Sequence[str] | None = None) -> Figures:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     figures = Figures()
+    sys.path.insert(0, str(KIT))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are stopped then, too
     with ExitStack() as leaving:
         scratch = (args.data or Path(leaving.enter_context(tempfile.TemporaryDirectory()))).absolute()
@@ -1369,7 +1447,6 @@ def main(argv: Sequence[str] | None = None) -> Figures:
         if not args.no_sqlite:
             sides.append(Jurat.made("jurat", scratch / "jurat", None))
         if args.postgres:
-            sys.path.insert(0, str(KIT))
             from databases import cluster
 
             for left in scratch.glob("populated-jurat-pg-*"):

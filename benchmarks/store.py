@@ -27,7 +27,7 @@ from jurat.platform.db import tables as t
 from jurat.platform.db.writer import Writer
 from jurat.platform.provenance import points
 from jurat.platform.recipe import Recipe
-from jurat.platform.runs import metrics, search
+from jurat.platform.runs import ingest, metrics, rollups, search
 from jurat.platform.runs.records import RunInfo, Segment
 from jurat.platform.runs.store import Store
 
@@ -63,7 +63,7 @@ class Bench:
         names, rows, step = [f"m{k:04d}" for k in range(keys)], 0, 0
         while time.perf_counter() < until:
             batch = [(segment.no, s, 1, name, random.random()) for s in range(step, step + steps) for name in names]
-            writer.call(lambda c, b=batch: metrics.insert_points(c, run.pk, b))
+            writer.call(lambda c, b=batch: ingest.insert_points(c, run.pk, b))
             step, rows = step + steps, rows + len(batch)
         found = self.store.read(lambda c: c.execute(sa.select(sa.func.count()).where(t.metric_point.c.run_pk == run.pk)).scalar())
         assert found == rows, f"{found} rows are there, {rows} were acknowledged"
@@ -94,7 +94,7 @@ class Bench:
             for _ in range(runs):
                 run, segment = self.run()
                 batch = [(segment.no, 0, 1, name, random.random()) for name in names]
-                writer.call(lambda c, r=run, b=batch: metrics.insert_points(c, r.pk, b))
+                writer.call(lambda c, r=run, b=batch: ingest.insert_points(c, r.pk, b))
         say(measure="fill", runs=runs, keys=keys, seconds=time.perf_counter() - began)
         half = search.Term("metrics.s0001", ">", 0.5)
         both = search.And((half, search.Term("metrics.s0002", "<", 0.5)))
@@ -116,14 +116,14 @@ class Bench:
         with Writer(self.store.engine) as writer:
             for first in range(0, steps, 5000):
                 batch = [(segment.no, s, 1, "loss", random.random()) for s in range(first, first + 5000)]
-                writer.call(lambda c, b=batch: metrics.insert_points(c, run.pk, b))
+                writer.call(lambda c, b=batch: ingest.insert_points(c, run.pk, b))
             again = [(segment.no, s, 1, "loss", 0.0) for s in range(1000)]
             fresh = [[(segment.no, steps + 1000 * n + s, 1, "loss", 0.0) for s in range(1000)] for n in range(10)]
-            say(measure="batch again", points=steps, **timed(lambda: writer.call(lambda c: metrics.insert_points(c, run.pk, again)), 10))
+            say(measure="batch again", points=steps, **timed(lambda: writer.call(lambda c: ingest.insert_points(c, run.pk, again)), 10))
             say(measure="batch new", points=steps,
-                **timed(lambda: writer.call(lambda c: metrics.insert_points(c, run.pk, fresh.pop())), 10))  # fmt: skip
+                **timed(lambda: writer.call(lambda c: ingest.insert_points(c, run.pk, fresh.pop())), 10))  # fmt: skip
         look = lambda f: lambda: self.store.read(lambda c: f(c, run.pk, "loss"))
-        say(measure="down-sample to 320", points=steps, **timed(look(lambda c, r, n: metrics.downsampled(c, r, n, buckets=320)), 5))
+        say(measure="down-sample to 320", points=steps, **timed(look(lambda c, r, n: rollups.downsampled(c, r, n, buckets=320)), 5))
         say(measure="page of 25000", points=steps, **timed(look(lambda c, r, n: metrics.history(c, r, n, limit=25_000)), 5))
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "x.parquet"

@@ -52,8 +52,8 @@ class Keys:
     def principal(self, shown: str) -> Principal | None:
         """Who shows this key; None for one that is unknown, wrong, revoked or past its time."""
         with self._lock:
-            at, key = self._known.get(shown, (0.0, None))
-        if key is None or time.monotonic() - at > CACHE_SECONDS or (key.expires is not None and key.expires <= now()):
+            _, key = self._known.get(shown, (0.0, None))
+        if key is None or not self.fresh(shown):
             key = self._store.read(lambda connection: access.check_key(connection, shown))
             if key is None:
                 return None
@@ -67,6 +67,12 @@ class Keys:
         if key.run_id is not None:
             return Principal(name=f"run:{key.run_id}", scopes=frozenset(), run=key.run_id, epoch=key.epoch)
         return Principal(name=f"key:{key.key_id}", scopes=frozenset(key.scopes))
+
+    def fresh(self, shown: str) -> bool:
+        """Whether ``principal`` knows this key without a look."""
+        with self._lock:
+            at, key = self._known.get(shown, (0.0, None))
+        return key is not None and time.monotonic() - at <= CACHE_SECONDS and not (key.expires and key.expires <= now())
 
     def any(self) -> bool:
         return self._store.read(access.any_key)

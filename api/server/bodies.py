@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -86,32 +85,47 @@ def parse(data: bytes) -> Any:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _bad(f"not UTF-8 at byte {error.start}") from None
-    refuse_depth(text)
     try:
-        return json.loads(
-            text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_real
-        )
+        made = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except json.JSONDecodeError as error:
         raise _bad(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+    except RecursionError:
+        raise _bad(_DEEP) from None
+    except ValueError:  # of int(), for thousands of digits
+        raise _bad(_LONG) from None
+    _refuse(made)
+    return made
 
 
 def _bad(said: str) -> Problem:
     return Problem("bad-json", said, errors=[{"pointer": "", "code": "bad-json", "message": said}])
 
 
-_TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z|\\\Z)', re.DOTALL)
-"""A string of JSON, also one that does not end: whatever begins with a quote is matched, once, in linear time."""
+_DEEP = f"nested more than {MAX_DEPTH} deep"
+_LONG = "an integer has more than 64 bits"
 
 
-def refuse_depth(text: str) -> None:
-    """Before the parser, which calls itself at each level, sees it."""
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
-        return
-    depth = 0
-    for bracket in re.findall(r"[\[\]{}]", _TEXT.sub("", text)):
-        depth += 1 if bracket in "[{" else -1
-        if depth > MAX_DEPTH:
-            raise _bad(f"nested more than {MAX_DEPTH} deep")
+def _refuse(value: Any) -> None:
+    """What the parser let through: too deep, or numbers out of range. Lists of one type of number are looked at whole."""
+    waiting: list[tuple[Any, int]] = [((value,), -1)]
+    while waiting:
+        items, depth = waiting.pop()
+        if depth == MAX_DEPTH:
+            raise _bad(_DEEP)
+        if type(items) is list and len(items) > 3 and set(map(type, items)) in ({float}, {int}, {str}):
+            items = () if type(items[0]) is str else (min(items), max(items))  # no NaN is among them
+        for item in items:
+            kind = type(item)
+            if kind is float:
+                if not -math.inf < item < math.inf:
+                    raise _bad("a number is too large")
+            elif kind is int:
+                if not -(1 << 63) <= item < 1 << 63:
+                    raise _bad(_LONG)
+            elif kind is list:
+                waiting.append((item, depth + 1))
+            elif kind is dict:
+                waiting.append((item.values(), depth + 1))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -127,16 +141,3 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(name: str) -> Any:
     raise _bad(f'{name} is not JSON: write it as a string, "{name}"')
-
-
-def _integer(text: str) -> int:
-    if len(text) > 20 or not -(1 << 63) <= (value := int(text)) < 1 << 63:
-        raise _bad("an integer has more than 64 bits")
-    return value
-
-
-def _real(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise _bad(f"the number {text[:40]} is too large")
-    return value

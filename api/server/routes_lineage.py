@@ -104,7 +104,7 @@ def diff(
 
 @router.post("/runs/{run}:verify", summary="Hash everything of a run that is here", responses=responses())
 def verify_run(run: str, service: Here, who: CanRead) -> Response:
-    """The chain of its events, its parts and its checkpoints; each fault names what was changed."""
+    """The chain of its events, its metric points, its parts and its checkpoints; each fault names what was changed."""
     found = run_named(service, run)
     report = verify(service.store, found)
     faults = [fault.replace(str(found.folder) + "/", "") for fault in report.faults]
@@ -112,6 +112,7 @@ def verify_run(run: str, service: Here, who: CanRead) -> Response:
         {
             "whole": report.whole,
             "events": report.events,
+            "points": report.points,
             "parts": report.parts,
             "checkpoints": report.checkpoints,
             "faults": faults,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -15,12 +16,12 @@ from jurat.api.server import pages, shapes
 from jurat.api.server.access import Principal
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import PageSize, PageToken, RunId
-from jurat.api.server.service import CanRead, Here, denied, principal_of, run_named
+from jurat.api.server.service import CanRead, Here, caller, denied, no_run, principal_of, run_named
 from jurat.api.server.shapes import number, tell
 from jurat.platform.db import tables as t
-from jurat.platform.db.clock import now
+from jurat.platform.db.writer import Busy
 from jurat.platform.errors import DataError, FencedOut
-from jurat.platform.runs import events, leases, ledger, metrics
+from jurat.platform.runs import events, ingest, leases, ledger, metrics, rollups
 from jurat.platform.runs.records import Point, RunInfo
 from jurat.platform.runs.repository import evaluation_to_json
 
@@ -92,39 +93,31 @@ def verifier_stats(run: RunId, service: Here, who: CanRead) -> Response:
 )
 async def add_metrics(run: RunId, asked: shapes.MetricBatch, request: Request, service: Here) -> Response:
     """All or nothing, and harmless when sent again: a point that is there is left alone. At most 10,000 points."""
-    points = columns(asked)
-    request.scope["state"]["rows"] = len(points)
-
-    def admitted() -> tuple[Principal, RunInfo]:
-        who = principal_of(request)
-        if not (who.may("runs:write") or who.holds(run)):
-            denied(request, who, "the key may not write to this run")
-        return who, run_named(service, run)
-
-    who, found = await asyncio.to_thread(admitted)
-    if found.state in ("finished", "cancelled"):
-        raise Problem("conflict", f"the run is {found.state}: its records are closed")
+    names, steps, values = columns(asked)
+    request.scope["state"]["rows"] = len(names)
+    who = await caller(request)
+    if not (who.may("runs:write") or who.holds(run)):
+        denied(request, who, "the key may not write to this run")
 
     def add(connection: sa.Connection) -> int:
-        if who.epoch is not None:
-            leases.fence(connection, found.pk, who.epoch)
-        at = now(connection)
-        segment = asked.segment if asked.segment is not None else newest_segment(connection, found.pk, at)
-        names = {name for name, _, _ in points}
-        metrics.insert_points(
-            connection,
-            found.pk,
-            [(segment, step, at, name, None if math.isnan(value) else value) for name, step, value in points],
-        )
-        if len(names) > 10 and metrics.count_names(connection, found.pk) > metrics.MAX_NAMES:
-            raise DataError(
-                f"a run may have {metrics.MAX_NAMES} metrics",
-                where="names",
-                fix="fold numbers of one kind into one name",
-            )
-        return len(points)
+        found = ingest.place(connection, run)
+        if found is None or found.deleted_at is not None:
+            raise no_run()
+        if who.epoch is not None and found.lease_epoch != who.epoch:
+            raise leases.fenced(run, who.epoch, found._asdict())
+        if found.state in ("finished", "cancelled"):
+            raise Problem("conflict", f"the run is {found.state}: its records are closed")
+        segment = asked.segment
+        if segment is None:
+            segment = found.newest if found.newest is not None else newest_segment(connection, found.run_pk, found.at)
+        else:
+            ingest.check_segments(connection, found.run_pk, {segment})
+        ingest.gather(
+            connection, found.run_pk, names, steps, values, segment, found.at, limit=ingest.MAX_NAMES
+        )  # fmt: skip
+        return len(names)
 
-    stored = await asyncio.wrap_future(service.writer.submit(add))
+    stored = await asyncio.wrap_future(service.writer.submit(add, ingest.settle))
     return tell({"stored": stored})
 
 
@@ -198,12 +191,13 @@ async def add_facts(run: RunId, asked: shapes.Facts, request: Request, service: 
     return tell({"stored": stored})
 
 
-def columns(asked: shapes.MetricBatch) -> list[tuple[str, int, float]]:
-    """(name, step, value) of each point. Raises Problem."""
+def columns(asked: shapes.MetricBatch) -> tuple[list[str], list[int], list[float]]:
+    """Names, steps and values. Raises Problem."""
     if (asked.rows is None) == (asked.names is None):
         raise Problem("invalid", "give rows, or names, steps and values")
     if asked.rows is not None:
-        made = [(t.visible(row.name), row.step, row.value) for row in asked.rows]
+        names, steps = [row.name for row in asked.rows], [row.step for row in asked.rows]
+        values = [row.value for row in asked.rows]
     else:
         names, steps, values = asked.names or [], asked.steps or [], asked.values or []
         if not len(names) == len(steps) == len(values):
@@ -214,10 +208,10 @@ def columns(asked: shapes.MetricBatch) -> list[tuple[str, int, float]]:
                 "a step is a whole number from 0 to 2^53",
                 errors=[{"pointer": "/steps", "code": "range", "message": "out of range"}],
             )
-        made = list(zip(map(t.visible, names), steps, values, strict=True))
-    if len(made) > MAX_ROWS:
+    if len(names) > MAX_ROWS:
         raise Problem("too-large", f"a batch may have {MAX_ROWS} points")
-    return made
+    shown = {name: t.visible(name) for name in set(names)}
+    return [shown[name] for name in names], steps, values
 
 
 def newest_segment(connection: sa.Connection, run_pk: int, at: int) -> int:
@@ -276,9 +270,15 @@ def history(
 ) -> Response:
     found = run_named(service, run)
     if max_points is not None:
-        buckets = service.store.read(
-            lambda c: metrics.downsampled(c, found.pk, name, first=first, last=last, buckets=max_points)
+        buckets, slow = service.store.read(
+            lambda c: (
+                rollups.downsampled(c, found.pk, name, first=first, last=last, buckets=max_points),
+                rollups.behind(c, found.pk, name),
+            )
         )
+        with suppress(Busy):  # another reader will ask again
+            for series in slow:
+                service.writer.submit(partial(rollups.fill, series=series))
         return tell({"name": name, "buckets": [
             {"stage": b.stage, "first_step": b.first_step, "last_step": b.last_step, "count": b.count,
             "mean": number(b.mean),

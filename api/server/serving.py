@@ -8,6 +8,7 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -17,6 +18,7 @@ from jurat.api.server.executor import LocalExecutor
 from jurat.api.server.launcher import Launcher
 from jurat.api.server.ray_jobs import RayJobs
 from jurat.api.server.service import Service, Settings
+from jurat.platform.db.engine import connect
 from jurat.platform.errors import ConfigError, FencedOut
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.states import Limits
@@ -27,13 +29,16 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
     _give_memory_back()
     folder = settings.home / "service"
     with ExitStack() as leaving:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            leaving.enter_context(exclusive(folder))
-        except FencedOut as error:
-            raise FencedOut(
-                f"another service holds this home folder: {error.what}", where=str(settings.home), fix="stop it first"
-            ) from None
+        for held, where in (("home folder", folder), ("database file", _beside_file(settings))):
+            if where is None:
+                continue
+            where.mkdir(parents=True, exist_ok=True)
+            try:
+                leaving.enter_context(exclusive(where))
+            except FencedOut as error:
+                raise FencedOut(
+                    f"another service holds this {held}: {error.what}", where=str(where.parent), fix="stop it first"
+                ) from None
         service = leaving.enter_context(closing(Service.start(settings)))
         listening = leaving.enter_context(closing(_socket(settings)))
         if settings.slots:
@@ -60,6 +65,15 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
             pass
         finally:
             (folder / "url.json").unlink(missing_ok=True)
+
+
+def _beside_file(settings: Settings) -> Path | None:
+    """The folder whose lock stands for a SQLite file that lies outside the home folder; None for any other database."""
+    engine = connect(settings.database) if settings.database else None
+    file = engine.url.database if engine is not None and engine.dialect.name == "sqlite" else None
+    if not file or Path(file).resolve().parent == settings.home.resolve():
+        return None
+    return Path(f"{Path(file).resolve()}.service")
 
 
 def _give_memory_back() -> None:

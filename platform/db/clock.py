@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import sqlalchemy as sa
 
-_SERVER = sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)")
+_SERVER: sa.ColumnElement[int] = sa.cast(
+    sa.extract("epoch", sa.func.clock_timestamp(type_=sa.DateTime(timezone=True))) * 1_000_000, sa.BigInteger
+)
+
+
+def clock(connection: sa.Connection) -> sa.ColumnElement[Any]:
+    """UTC epoch microseconds, as a column. Clients' clocks are stored, never compared."""
+    if connection.dialect.name == "postgresql":
+        return _SERVER
+    return sa.literal(time.time_ns() // 1000, sa.BigInteger)
 
 
 def now(connection: sa.Connection) -> int:
-    """UTC epoch microseconds. Clients' clocks are stored, never compared."""
+    """``clock``, read now."""
     if connection.dialect.name == "postgresql":
-        return int(connection.execute(_SERVER).scalar_one())
+        return int(connection.execute(sa.select(_SERVER)).scalar_one())
     return time.time_ns() // 1000

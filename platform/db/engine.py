@@ -82,8 +82,11 @@ def _server_events(engine: sa.Engine, busy_seconds: float, durable: bool) -> Non
     if engine.dialect.name != "postgresql":
         return
 
+    from jurat.platform.db import arrays
+
     @event.listens_for(engine, "connect")
     def _opened(connection: Any, _record: Any) -> None:
+        arrays.register(connection)
         before, connection.autocommit = connection.autocommit, True
         connection.execute(f"SET lock_timeout = {int(busy_seconds * 1000)}")
         connection.execute(f"SET statement_timeout = {int(busy_seconds * 3000)}")
@@ -100,6 +103,7 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 _AFTER = "jurat_after_commit"
+_GATHERED = "jurat_gathered"
 
 
 @contextmanager
@@ -108,6 +112,7 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
     with engine.connect() as connection:
         connection = connection.execution_options(jurat_writes=True)
         connection.info[_AFTER] = after = list[Callable[[], None]]()
+        connection.info[_GATHERED] = list[Any]()
         with connection.begin():
             yield connection
         for call in after:
@@ -119,16 +124,22 @@ def on_commit(connection: sa.Connection, call: Callable[[], None]) -> None:
     connection.info[_AFTER].append(call)
 
 
+def gathered(connection: sa.Connection) -> list[Any]:
+    """What callers within the transaction of ``writing`` left to be written together, before it is committed."""
+    found: list[Any] = connection.info[_GATHERED]
+    return found
+
+
 @contextmanager
 def nested(connection: sa.Connection) -> Iterator[None]:
     """A part of a transaction that is undone alone if the block raises, and what it left for the commit with it."""
-    after = connection.info[_AFTER]
-    before = len(after)
+    left = [(kept, len(kept)) for kept in (connection.info[_AFTER], connection.info[_GATHERED])]
     try:
         with connection.begin_nested():
             yield
     except BaseException:
-        del after[before:]
+        for kept, before in left:
+            del kept[before:]
         raise
 
 

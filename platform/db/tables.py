@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every schema this version knows, oldest first; a test compares them with the migrations."""
 
 VERSION_TABLE = "jurat_alembic_version"
@@ -224,12 +224,12 @@ metric_point = sa.Table(
     "metric_point",
     metadata,
     _run(primary_key=True),
-    sa.Column("key_pk", Whole, sa.ForeignKey("metric_key.pk"), primary_key=True),
+    sa.Column("key_pk", Whole, primary_key=True),
     sa.Column("segment", Whole, primary_key=True),
     sa.Column("step", Whole, primary_key=True),
     sa.Column("at", Whole, nullable=False),
     sa.Column("value", Real),  # NULL is NaN: SQLite has no other
-    _of_segment(),
+    # No foreign keys: see runs/ingest.py.
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )
@@ -247,6 +247,42 @@ metric_latest = sa.Table(
     sa.Column("most", Real),
     sa.Index(None, "key_pk", "value", "run_pk"),
     _of_run(),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+metric_series = sa.Table(
+    "metric_series",
+    metadata,
+    _run(primary_key=True),
+    sa.Column("key_pk", Whole, primary_key=True),
+    sa.Column("segment", Whole, primary_key=True),
+    sa.Column("points", Whole, nullable=False),
+    sa.Column("digest", Whole, nullable=False),  # the points' fingerprints, XORed
+    sa.Column(
+        "rolled", Whole, nullable=False, default=0, server_default=sa.text("0")
+    ),  # rollups of steps below are good
+    _of_segment(),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+metric_rollup = sa.Table(
+    "metric_rollup",
+    metadata,
+    _run(primary_key=True),
+    sa.Column("key_pk", Whole, primary_key=True),
+    sa.Column("segment", Whole, primary_key=True),
+    sa.Column("level", Whole, primary_key=True),  # a bucket has 2**level steps
+    sa.Column("bucket", Whole, primary_key=True),  # step >> level
+    sa.Column("first_step", Whole, nullable=False),
+    sa.Column("last_step", Whole, nullable=False),
+    sa.Column("count", Whole, nullable=False),  # of those that are numbers, as what follows
+    sa.Column("total", Real),
+    sa.Column("least", Real),
+    sa.Column("most", Real),
+    sa.Column("last", Real),  # of the last step, NULL if NaN
+    _of_segment(),
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )

@@ -2,11 +2,11 @@
 
 ::
 
-    submit(job) ─> bounded queue ─> writer thread: BEGIN IMMEDIATE; each job in a savepoint; COMMIT ─> futures
-      │ full: Busy
+    submit(job) ─> bounded queue ─> writer thread: BEGIN IMMEDIATE; job; job; ...; COMMIT ─> futures
+      │ full: Busy                                 │ one raised: all of it again, each job in a savepoint
 
 A job that raises is undone alone, and its caller gets the exception; the others of its group are kept. A commit that
-fails, or a deadlock, fails or repeats all of them.
+fails, or a deadlock, fails or repeats all of them. So a job may be called more than once, and touches the database alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -29,6 +29,15 @@ from jurat.platform.faults import point
 
 T = TypeVar("T")
 Job = Callable[[sa.Connection], Any]
+
+Finish = Callable[[sa.Connection], None]
+
+
+class _Task(NamedTuple):
+    job: Job
+    finish: Finish | None
+    done: Future[Any]
+
 
 GROUP = 64
 """Jobs of one transaction at most."""
@@ -46,7 +55,7 @@ class Writer:
     def __init__(self, engine: sa.Engine, *, queue: int = 256, group: int = GROUP) -> None:
         self._engine, self._limit, self._group = engine, queue, group
         self._wake = threading.Condition()
-        self._waiting: deque[tuple[Job, Future[Any]]] = deque()
+        self._waiting: deque[_Task] = deque()
         self._closing = False
         self._log = WriteAheadLog(engine)
         self.commits = 0
@@ -54,8 +63,11 @@ class Writer:
         self._thread = threading.Thread(target=self._work, name="jurat-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[sa.Connection], T]) -> Future[T]:
-        """The job's answer, once it is committed. Raises Busy where too many wait, or the writer is closed."""
+    def submit(self, job: Callable[[sa.Connection], T], finish: Finish | None = None) -> Future[T]:
+        """The job's answer, once it is committed. Raises Busy where too many wait, or the writer is closed.
+
+        ``finish``: writes what the job only gathered; called once for neighbours in the queue that have the same one.
+        """
         done: Future[T] = Future()
         with self._wake:
             if self._closing or self._log.full or len(self._waiting) >= self._limit:
@@ -65,7 +77,7 @@ class Writer:
                     else f"has {len(self._waiting)} jobs waiting"
                 )  # fmt: skip
                 raise Busy(f"the database's writer {said}", where="writer", fix="try again in a moment")
-            self._waiting.append((job, done))
+            self._waiting.append(_Task(job, finish, done))
             self._wake.notify()
         return done
 
@@ -96,45 +108,58 @@ class Writer:
                 taken = [self._waiting.popleft() for _ in range(min(self._group, len(self._waiting)))]
                 if self._closing and not taken:
                     return
-            if taken := [(job, done) for job, done in taken if done.set_running_or_notify_cancel()]:
+            if taken := [task for task in taken if task.done.set_running_or_notify_cancel()]:
                 self._answer(taken)
             self._log.tend()
 
-    def _answer(self, taken: Sequence[tuple[Job, Future[Any]]]) -> None:
+    def _answer(self, taken: Sequence[_Task]) -> None:
+        together = True
         for attempt in range(1, TRIES + 1):
             try:
-                answers = self._commit(taken)
+                answers = self._commit(taken, together=together)
             except Exception as error:
                 if attempt < TRIES and _passes(error):
                     time.sleep(random.uniform(0, 0.01 * 2**attempt))
                     continue
-                for _, done in taken:
-                    done.set_exception(error)
+                if attempt < TRIES and together and len(taken) > 1:
+                    together = False
+                    continue
+                for task in taken:
+                    task.done.set_exception(error)
             else:
-                for (_, done), (answer, failed) in zip(taken, answers, strict=True):
+                for task, (answer, failed) in zip(taken, answers, strict=True):
                     if failed is not None:
-                        done.set_exception(failed)
+                        task.done.set_exception(failed)
                     else:
-                        done.set_result(answer)
+                        task.done.set_result(answer)
             return
 
-    def _commit(self, taken: Sequence[tuple[Job, Future[Any]]]) -> list[tuple[Any, Exception | None]]:
-        """(answer, error) of each job."""
+    def _commit(self, taken: Sequence[_Task], *, together: bool) -> list[tuple[Any, Exception | None]]:
+        """(answer, error) of each job. ``together``: the first error is raised, and all is undone."""
         answers: list[tuple[Any, Exception | None]] = []
         with writing(self._engine) as connection:
-            for job, _ in taken:
+            unfinished: Finish | None = None
+            for job, finish, _ in taken:
+                if unfinished is not None and unfinished is not finish:
+                    unfinished(connection)
+                    unfinished = None
+                if together:
+                    answers.append((job(connection), None))
+                    unfinished = finish
+                    continue
                 try:
-                    if len(taken) == 1:
+                    with nested(connection):
                         answer = job(connection)
-                    else:
-                        with nested(connection):
-                            answer = job(connection)
+                        if finish is not None:
+                            finish(connection)
                 except Exception as error:
-                    if len(taken) == 1 or _passes(error):
+                    if _passes(error):
                         raise
                     answers.append((None, error))
                 else:
                     answers.append((answer, None))
+            if unfinished is not None:
+                unfinished(connection)
             point("service.before_commit")
         point("service.before_answer")
         self.commits += 1

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from jurat.platform.db import tables as t
 from jurat.platform.errors import DataError
-from jurat.platform.runs import metrics
+from jurat.platform.runs import ingest, metrics
 from jurat.platform.runs.metrics import spans
 from jurat.platform.runs.records import Segment
 
@@ -88,7 +88,7 @@ def harmless(cell: str) -> str:
 
 
 def read(data: bytes, where: str) -> Iterator[list[tuple[int, int, int, str, float | None]]]:
-    """Chunks of points as ``metrics.insert_points`` takes them. Raises DataError."""
+    """Chunks of points as ``ingest.insert_points`` takes them. Raises DataError."""
     try:
         file = pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True)
         if file.schema_arrow.names != SCHEMA.names:
@@ -107,5 +107,5 @@ def read(data: bytes, where: str) -> Iterator[list[tuple[int, int, int, str, flo
 
 def put_back(connection: sa.Connection, run_pk: int, data: bytes, where: str) -> None:
     for chunk in read(data, where):
-        metrics.insert_points(connection, run_pk, chunk)
+        ingest.insert_points(connection, run_pk, chunk)
     metrics.superseded(connection, run_pk)

@@ -81,7 +81,7 @@ def move(
     return before
 
 
-def fenced(run: str, epoch: int, row: sa.RowMapping) -> FencedOut:
+def fenced(run: str, epoch: int, row: sa.RowMapping | Mapping[str, Any]) -> FencedOut:
     holder = f"{row['lease_owner']} holds it" if row["lease_owner"] else f"it is {row['state']}"
     return FencedOut(
         f"run {run} was taken over: epoch {epoch} is over, {holder} under epoch {row['lease_epoch']}",

@@ -35,7 +35,7 @@ from jurat.platform.db import tables as t
 from jurat.platform.db.engine import writing
 from jurat.platform.errors import DataError, FencedOut, Interrupted
 from jurat.platform.faults import point
-from jurat.platform.runs import events, leases, metrics, rollouts
+from jurat.platform.runs import events, ingest, leases, rollouts
 from jurat.platform.runs import repository as sql
 from jurat.platform.runs.disk import spare
 from jurat.platform.runs.records import Lease, RunInfo, Segment
@@ -537,7 +537,7 @@ def insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op], *, epoch: 
             sql.insert_facts(connection, table, run_pk, rows.pop(kind))
     point("ledger.mid_commit")
     if "metric" in rows:
-        metrics.insert(connection, run_pk, [{**row, "value": float(row["value"])} for row in rows.pop("metric")])
+        ingest.insert(connection, run_pk, [{**row, "value": float(row["value"])} for row in rows.pop("metric")])
     if "event" in rows:
         events.insert(connection, run_pk, rows.pop("event"))
     for row in rows.pop("end", []):

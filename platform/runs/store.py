@@ -17,11 +17,12 @@ from sqlalchemy.exc import DBAPIError
 
 from jurat.platform.db import tables as t
 from jurat.platform.db.engine import connect, first_contact, reading, sqlite_url, writing
+from jurat.platform.db.filesystem import refuse_network
 from jurat.platform.db.upgrade import is_empty, refuse_other, upgrade
 from jurat.platform.errors import ConfigError, RunFailed, nearest
 from jurat.platform.provenance.records import Ingredients
 from jurat.platform.recipe import Recipe
-from jurat.platform.runs import events, leases, metrics
+from jurat.platform.runs import events, ingest, leases, metrics
 from jurat.platform.runs import repository as sql
 from jurat.platform.runs.lock import Holder, holder
 from jurat.platform.runs.records import (
@@ -76,7 +77,8 @@ class Store:
         """Open, creating or upgrading the schema. ``url`` None: SQLite at ``home/jurat.db``. ``migrate`` False: only an
         empty database gets one, another that is not this version's is refused. ``durable``: as of ``engine.connect``.
 
-        Raises ConfigError for a bad URL, RunFailed if the database cannot be opened, SchemaError if it is newer.
+        Raises ConfigError for a bad URL, RunFailed if the database cannot be opened or is a file on a network file system,
+        SchemaError if it is newer.
         """
         home = home.expanduser().absolute()
         try:
@@ -86,6 +88,7 @@ class Store:
                 f"cannot make the home folder: {error}", where=str(home), fix="choose another with --home"
             ) from None
         engine = connect(url or sqlite_url(home / "jurat.db"), busy_seconds=busy_seconds, durable=durable)
+        refuse_network(engine)
         first_contact(engine)
         if migrate or is_empty(engine):
             upgrade(engine)
@@ -322,7 +325,7 @@ class Store:
             {"segment": segment.no, "step": step, "at": at, "name": k, "value": float(v)} for k, v in values.items()
         ]
         with self._writing() as connection:
-            metrics.insert(connection, run.pk, rows)
+            ingest.insert(connection, run.pk, rows)
 
     def add_checkpoint(self, run: RunInfo, segment: Segment, ref: CheckpointRef) -> None:
         with self._writing() as connection:

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,21 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     template = request.getfixturevalue("postgres_template")
     with _postgres_database(request.getfixturevalue("postgres"), template) as url:
         yield url
+
+
+def upgrade_to(engine: Any, target: str) -> None:
+    """A schema of before."""
+    from alembic import command
+    from alembic.config import Config
+
+    from jurat.platform.db.engine import writing
+    from jurat.platform.db.upgrade import migrations_folder
+
+    with writing(engine) as connection:
+        config = Config()
+        config.set_main_option("script_location", str(migrations_folder()))
+        config.attributes["connection"] = connection
+        command.upgrade(config, target)
 
 
 _CUT_SHORT = """

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from databases import cut_short
 from jurat.platform.db import tables
 from jurat.platform.db.engine import connect, first_contact, reading, writing
+from jurat.platform.db.filesystem import kind_of, refuse_network
 from jurat.platform.db.upgrade import migrations_folder, revision, upgrade
 from jurat.platform.errors import ConfigError, RunFailed, SchemaError
 from jurat.platform.runs.store import Store
@@ -167,3 +168,29 @@ def test_what_cannot_be_opened_is_told(tmp_path: Path) -> None:
 )
 def test_json_is_made_plain(given: object, kept: object) -> None:
     assert tables.plain(given) == kept
+
+
+MOUNTS = r"""21 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+22 21 0:40 / /home rw shared:1 - nfs4 server:/home rw
+23 22 8:2 / /home/ann/fast\040disk rw - xfs /dev/sdb rw
+24 21 0:41 / /mnt rw - tmpfs tmpfs rw
+25 24 0:42 / /mnt rw - cifs //server/share rw
+26 21 0:43 / /h rw - ext4 /dev/sdc rw
+no such line
+"""
+
+
+def test_a_file_on_a_network_file_system_is_refused(tmp_path: Path) -> None:
+    kinds = {
+        "/home/ann/x.db": "nfs4", "/home/ann/fast disk/x.db": "xfs", "/mnt/x.db": "cifs", "/var/x.db": "ext4",
+        "/homes/x.db": "ext4", "relative": "",
+    }  # fmt: skip
+    assert {path: kind_of(Path(path), MOUNTS) for path in kinds} == kinds
+    said = tmp_path / "mountinfo"
+    said.write_text(MOUNTS)
+    with pytest.raises(RunFailed, match=r"network file system \(nfs4\)") as caught:
+        refuse_network(connect("sqlite:////home/ann/jurat.db"), said)
+    assert "--database postgresql" in caught.value.fix
+    for fine in ("sqlite:////var/jurat.db", "sqlite://", "postgresql://user@host/home/x"):
+        refuse_network(connect(fine), said)
+    refuse_network(connect("sqlite:////home/ann/jurat.db"), tmp_path / "not linux")

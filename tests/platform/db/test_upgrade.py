@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from databases import cut_short
+from databases import cut_short, upgrade_to
 from jurat.platform.db import tables
 from jurat.platform.db.engine import connect, reading, writing
 from jurat.platform.db.upgrade import back_up, migrations_folder, refuse_other, revision, upgrade
 from jurat.platform.errors import RunFailed, SchemaError
 from jurat.platform.provenance import lineage, versions
 from jurat.platform.provenance.records import Node, VerifierFacts
-from jurat.platform.runs import events, metrics
+from jurat.platform.runs import events, ingest, leases, metrics
 from jurat.platform.runs.store import Store
 
 MATH, REWARD, DATA = ("sha256:" + c * 64 for c in "abc")
@@ -83,21 +83,10 @@ ROWS: dict[str, tuple[tuple[str, ...], list[tuple[Any, ...]]]] = {
 """Rows of schema 0001."""
 
 
-def _to(engine: sa.Engine, target: str) -> None:
-    from alembic import command
-    from alembic.config import Config
-
-    with writing(engine) as connection:
-        config = Config()
-        config.set_main_option("script_location", str(migrations_folder()))
-        config.attributes["connection"] = connection
-        command.upgrade(config, target)
-
-
 def _filled(url: str) -> sa.Engine:
     """A database of schema 0001 with the rows."""
     engine = connect(url)
-    _to(engine, "0001")
+    upgrade_to(engine, "0001")
     postgres = engine.dialect.name == "postgresql"
     with writing(engine) as connection:
         for table, (columns, rows) in ROWS.items():
@@ -134,6 +123,15 @@ def _whole(store: Store) -> None:
     segment = store.start_segment(store.run("live"), first_step=1)
     store.write(lambda c: metrics.insert_points(c, 2, [(segment.no, 1, 1, "loss", 1.0)]))
     assert store.set_state(store.run("live"), "finished").ended is not None
+
+
+def test_a_run_left_running_before_there_were_leases_is_reaped(empty_database_url: str, tmp_path: Path) -> None:
+    _filled(empty_database_url).dispose()
+    store = Store.open(empty_database_url, tmp_path)
+    assert store.write(leases.reap) == [("live", "running", "lost")]
+    assert store.run("live").detail == "no heartbeat from a process of before there were leases under epoch 0"
+    assert store.read(lambda c: ingest.faults(c, store.run("done").pk)) == (6, [])  # fingerprinted by the upgrade
+    store.close()
 
 
 def test_from_0001_with_data(empty_database_url: str, tmp_path: Path) -> None:

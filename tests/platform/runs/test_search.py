@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jurat.platform.db import tables as t
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.recipe import Recipe
-from jurat.platform.runs import metrics, search
+from jurat.platform.runs import metrics, rollups, search
 from jurat.platform.runs.metrics import Span, spans
 from jurat.platform.runs.records import RunInfo, Segment
 from jurat.platform.runs.search import And, Not, Or, Order, Term
@@ -93,13 +93,13 @@ def test_fewer_rows_lose_no_spike(store: Store, new_run: Any) -> None:
     _log(store, run, first, {"x": [float(n) for n in range(100)]})
     second = store.start_segment(run, first_step=50)
     _log(store, run, second, {"x": [-1.0] * 30 + [1e9] + [-1.0] * 19}, 50)
-    rows = store.read(lambda c: metrics.downsampled(c, run.pk, "x", buckets=10))
+    rows = store.read(lambda c: rollups.downsampled(c, run.pk, "x", buckets=10))
     assert [(r.first_step, r.last_step) for r in rows] == [(n, n + 9) for n in range(0, 100, 10)]
     assert (rows[1].mean, rows[1].least, rows[1].most, rows[1].last, rows[1].count) == (14.5, 10.0, 19.0, 19.0, 10)
     assert [r.most for r in rows[5:]] == [-1.0, -1.0, -1.0, 1e9, -1.0]
-    part = store.read(lambda c: metrics.downsampled(c, run.pk, "x", first=95, last=96, buckets=10))
+    part = store.read(lambda c: rollups.downsampled(c, run.pk, "x", first=95, last=96, buckets=10))
     assert [(r.first_step, r.count) for r in part] == [(95, 1), (96, 1)]
-    assert store.read(lambda c: metrics.downsampled(c, run.pk, "none")) == []
+    assert store.read(lambda c: rollups.downsampled(c, run.pk, "none")) == []
 
 
 @pytest.fixture
