@@ -706,8 +706,6 @@ class Tracking(Part):
     group, or of this share of them. Tokens, verdicts and rewards are always kept."""
     log_to: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
     """Where metrics go as well."""
-    canary_every: int = Field(default=50, ge=0)
-    """Steps after which the verifiers are asked their canary cases again, and a thousandth of what they judged; 0: never."""
 
 
 class Stage(Part):

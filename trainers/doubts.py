@@ -1,6 +1,6 @@
 """Verifiers are asked again while a run goes on: the canary cases, and a thousandth of what they judged, in a fresh process.
 
-A round comes every ``tracking.canary_every`` steps, and later where rounds would take more than ``SHARE`` of the time; it runs
+A round comes every ``EVERY`` steps, and later where rounds would take more than ``SHARE`` of the time; it runs
 in a thread, and the work in a process that is ended with it. What a version says now and did not say before is an event of the
 run: ``canary_drift``, or ``nondeterministic`` if it contradicts itself, and then it does not count as deterministic any more.
 """
@@ -38,6 +38,7 @@ from jurat.platform.types import (
 
 log = logging.getLogger(__name__)
 
+EVERY = 50
 SHARE = 0.01
 """Of the time, at most."""
 SAMPLED = 0.001
@@ -68,12 +69,11 @@ class Doubts:
         store: Store,
         lease: Lease,
         environment: str,
-        every: int,
         note: Callable[[str], None],
     ) -> None:
         self._ask, self._store, self._lease, self._environment = ask, store, lease, environment
         self._facts = {each.digest: each for each in facts}
-        self._every, self._note = every, note
+        self._note = note
         self._waiting: list[tuple[Rollout, Verdict]] = []
         self._step, self._asked_at, self._next = 0, 0, 0.0
         self._said: set[tuple[str, str]] = set()
@@ -81,7 +81,7 @@ class Doubts:
 
     def seen(self, batch: Batch) -> None:
         """Keep what is to be judged again."""
-        for group in batch.groups if self._every else ():
+        for group in batch.groups:
             for scored in group.scored:
                 if zlib.crc32(scored.rollout.id.encode()) < SAMPLED * 2**32 and len(self._waiting) < MAX_WAITING:
                     given = scored.judgement.verdicts.values()
@@ -93,7 +93,7 @@ class Doubts:
     def stepped(self, step: int) -> None:
         """A step is over: begin a round if one is due."""
         self._step += 1
-        due = self._every and self._step - self._asked_at >= self._every and time.monotonic() >= self._next
+        due = self._step - self._asked_at >= EVERY and time.monotonic() >= self._next
         if due and self._facts and (self._thread is None or not self._thread.is_alive()):
             self._begin(step)
 

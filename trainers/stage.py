@@ -265,7 +265,6 @@ class StageRun:
             store=launch.store,
             lease=launch.lease,
             environment=environment.digest if environment else "",
-            every=recipe.tracking.canary_every,
             note=launch.reporter.note,
         )
 

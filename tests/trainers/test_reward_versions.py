@@ -150,7 +150,8 @@ def test_a_verifier_that_changes_while_the_run_goes_on_is_told_of(home, monkeypa
     (home / "rules.py").write_text(RULE.format(rule))
     monkeypatch.setattr(doubts, "SHARE", 1e9)
     monkeypatch.setattr(doubts, "SAMPLED", 1.0)
-    recipe = validate({**RECIPE, "steps": 4, "tracking": {"canary_every": 3}}, where="test")
+    monkeypatch.setattr(doubts, "EVERY", 3)
+    recipe = validate({**RECIPE, "steps": 4}, where="test")
     screen = Screen(after={2: lambda: monkeypatch.setenv("LEAST", "5")}, stop=3)
     assert launch.train(recipe, home=home, base=home, reporter=screen, run_id="r").state == "interrupted"
     store = Store.open(None, home)
