@@ -39,6 +39,7 @@ from jurat.platform.types import (
 log = logging.getLogger(__name__)
 
 EVERY = 50
+"""Steps between two rounds."""
 SHARE = 0.01
 """Of the time, at most."""
 SAMPLED = 0.001
