@@ -245,7 +245,7 @@ class Jurat(Side):
     def populate(self, runs: int, keys: int) -> None:
         from jurat.api.server.routes_records import newest_segment
         from jurat.platform.db.clock import now
-        from jurat.platform.runs import metrics
+        from jurat.platform.runs import ingest
 
         store, wire = self.store(), self.wire()
         names = [f"m{place:04d}" for place in range(keys)]
@@ -256,7 +256,7 @@ class Jurat(Side):
             def put(connection: Any, pk: int = run.pk, drawn: random.Random = drawn) -> None:
                 at = now(connection)
                 segment = newest_segment(connection, pk, at)
-                metrics.insert_points(connection, pk, [(segment, 0, at, name, drawn.random()) for name in names])
+                ingest.insert_points(connection, pk, [(segment, 0, at, name, drawn.random()) for name in names])
 
             store.write(put)
         store.close()
@@ -797,7 +797,7 @@ def export(bench: Bench) -> None:
 
     from jurat.api.server.routes_records import newest_segment
     from jurat.platform.provenance import points
-    from jurat.platform.runs import metrics
+    from jurat.platform.runs import ingest
 
     for side in bench.ours():
         store = side.store()
@@ -809,7 +809,7 @@ def export(bench: Bench) -> None:
             def put(connection: Any, pk: int = run.pk, made: Points = points_) -> None:
                 segment = newest_segment(connection, pk, 0)
                 rows = [(segment, step, 0, name, value) for name, step, value in zip(*made, strict=True)]
-                metrics.insert_points(connection, pk, rows)
+                ingest.insert_points(connection, pk, rows)
 
             store.write(put)
         files = []

@@ -171,7 +171,7 @@ def _keep_record(store: Store, run: RunInfo) -> None:
     with suppress(OSError, RunFailed):
         ended = store.run(run.id)
         if ended.state == "finished":
-            store.write(lambda connection: seal.seal(connection, ended))
+            seal.seal(store, ended)
         bundle.write_record(store, ended)
 
 

@@ -39,8 +39,6 @@ PAUSES = (2.0, 60.0)
 """Seconds between tries: the first, the longest."""
 PROJECT = "jurat"
 """Where neither the run nor the tracker's own variables name one."""
-MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
-"""Tracker -> what must be installed: the extra of the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +71,9 @@ class Tracker(Protocol):
 
 
 def refuse_absent(names: Sequence[str]) -> None:
-    """Raises ConfigError for a tracker whose library is not installed."""
+    """Raises ConfigError for a tracker whose library is not installed. Module, extra and tracker have one name."""
     for name in names:
-        if importlib.util.find_spec(MODULES[name]) is None:
+        if importlib.util.find_spec(name) is None:
             raise ConfigError(
                 f"metrics are to go to {name}, which is not installed", where="tracking.log_to", fix=install(name)
             )
@@ -226,9 +224,8 @@ class TensorBoard:
             writer = self._writers.get(point.stage)
             if writer is None:
                 folder = self._folder / (point.stage or "main")
-                again = (
-                    point.first_step if folder.is_dir() else None
-                )  # steps that are done once more replace the old ones
+                # Steps that are done once more replace the old ones.
+                again = point.first_step if folder.is_dir() else None
                 writer = self._writers[point.stage] = SummaryWriter(str(folder), purge_step=again)
                 rows = "\n".join(f"| {name} | `{value}` |" for name, value in self._params.items())
                 writer.add_text("jurat", f"| | |\n|---|---|\n{rows}", global_step=point.first_step)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -201,6 +202,19 @@ class Failures:
         self._seen.pop(address, None)
 
 
+@dataclass(slots=True)
+class _Bucket:
+    """Of one key."""
+
+    left: float
+    """Requests that it may send now."""
+    at: float
+    """When ``left`` was so."""
+    going: int = 0
+    told: float = -math.inf
+    """When a refusal was last the first of a minute."""
+
+
 class Rates:
     """Requests by key: a bucket that fills at a rate, and a count of those that go on. Safe to use from several threads."""
 
@@ -209,29 +223,30 @@ class Rates:
     ) -> None:
         self._rate, self._most, self._at_once, self._keys, self._clock = rate, 4 * rate, at_once, keys, clock
         self._lock = threading.Lock()
-        self._seen: OrderedDict[str, list[float]] = OrderedDict()  # key -> [left in the bucket, when, going on, told]
+        self._seen: OrderedDict[str, _Bucket] = OrderedDict()
 
     def enter(self, key: str) -> tuple[Callable[[], None], Problem | None, bool]:
         """(to be called at the request's end, the refusal if there is one, whether it is the first in a minute)."""
         with self._lock:
             now = self._clock()
-            mine = self._seen.setdefault(key, [self._most, now, 0.0, -math.inf])
+            mine = self._seen.setdefault(key, _Bucket(self._most, now))
             self._seen.move_to_end(key)
             if len(self._seen) > self._keys:
                 self._seen.popitem(last=False)
-            mine[0], mine[1] = min(self._most, mine[0] + (now - mine[1]) * self._rate), now
-            if mine[0] >= 1 and mine[2] < self._at_once:
-                mine[0] -= 1
-                mine[2] += 1
+            mine.left, mine.at = min(self._most, mine.left + (now - mine.at) * self._rate), now
+            if mine.left >= 1 and mine.going < self._at_once:
+                mine.left -= 1
+                mine.going += 1
                 return lambda: self._leave(mine), None, False
-            what = "this key has sent too many requests" if mine[0] < 1 else "too many requests of this key go on"
-            wait = max(1, math.ceil((1 - mine[0]) / self._rate))
-            first, mine[3] = now - mine[3] > 60, max(mine[3], now if now - mine[3] > 60 else mine[3])
+            what = "this key has sent too many requests" if mine.left < 1 else "too many requests of this key go on"
+            wait = max(1, math.ceil((1 - mine.left) / self._rate))
+            if first := now - mine.told > 60:
+                mine.told = now
             return lambda: None, Problem("too-many-requests", what, headers={"Retry-After": str(wait)}), first
 
-    def _leave(self, mine: list[float]) -> None:
+    def _leave(self, mine: _Bucket) -> None:
         with self._lock:
-            mine[2] -= 1
+            mine.going -= 1
 
 
 def json_of(scope: Scope) -> Any:

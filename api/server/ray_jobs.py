@@ -189,9 +189,8 @@ class RayJobs:
             log.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
             log.touch()
-            write(
-                folder / FILE, {"ray": self._head.address, "epoch": epoch}
-            )  # first: a job that nobody noted is lost to us
+            # Before it is submitted: a job that nobody noted is lost to us.
+            write(folder / FILE, {"ray": self._head.address, "epoch": epoch})
         except OSError as error:
             raise RunFailed(f"cannot note the run's job: {error.strerror}", where=str(folder)) from None
         try:
@@ -206,7 +205,10 @@ class RayJobs:
         if time.monotonic() - self._looked >= READY_SECONDS:
             self._looked = time.monotonic()
             try:
-                self._ready = self._head.ask("GET", "?limit=1")[0] == 200
+                status, told = self._head.ask("GET", "?limit=1")
+                if status != 200:
+                    raise Silent(f"the Ray cluster answers {status}: {_last(told)}", where=self._head.address)
+                self._ready = True
             except Silent as error:
                 if self._ready:
                     log.warning("no run is launched: %s", error)

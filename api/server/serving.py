@@ -92,9 +92,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 def _socket(settings: Settings) -> socket.socket:
     """Raises ConfigError where the address is taken or not this machine's."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    made = socket.socket(
-        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )  # unnamed, asyncio leaves Nagle's delay on: 40 ms each
+    # Without the protocol's name asyncio leaves Nagle's delay on: 40 ms each.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((settings.host.strip("[]"), settings.port))

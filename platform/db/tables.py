@@ -259,9 +259,8 @@ metric_series = sa.Table(
     sa.Column("segment", Whole, primary_key=True),
     sa.Column("points", Whole, nullable=False),
     sa.Column("digest", Whole, nullable=False),  # the points' fingerprints, XORed
-    sa.Column(
-        "rolled", Whole, nullable=False, default=0, server_default=sa.text("0")
-    ),  # rollups of steps below are good
+    # Rollups of steps below are good.
+    sa.Column("rolled", Whole, nullable=False, default=0, server_default=sa.text("0")),
     _of_segment(),
     sqlite_strict=True,
     sqlite_with_rowid=False,

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, Self, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from jurat.platform.db.engine import nested, writing
 from jurat.platform.db.wal import WriteAheadLog
@@ -169,4 +169,4 @@ class Writer:
 def _passes(error: Exception) -> bool:
     """A serialisation failure or a deadlock: the transaction is to be tried again, as PostgreSQL says."""
     state = getattr(getattr(error, "orig", None), "sqlstate", None)
-    return isinstance(error, (OperationalError, DBAPIError)) and state in {"40001", "40P01"}
+    return isinstance(error, DBAPIError) and state in {"40001", "40P01"}

@@ -33,7 +33,7 @@ def scrub(connection: sa.Connection, run: RunInfo) -> Scrubbed:
         .one()
     )
     tracking = row["recipe"].get("tracking")
-    made = {"recipe": secrets.redacted(row["recipe"]), "meta": secrets.redacted(row["meta"]),
+    made = {"recipe": secrets.redacted(row["recipe"]), "meta": secrets.redacted_meta(row["meta"]),
             "detail": secrets.blotted(row["detail"])}  # fmt: skip
     if tracking:  # without its address the run is not found again
         made["recipe"]["tracking"] = tracking

@@ -16,6 +16,7 @@ from jurat.platform.db.clock import now
 from jurat.platform.provenance import points
 from jurat.platform.runs import events
 from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs.store import Store
 
 KIND = "sealed"
 COLUMNS = {
@@ -30,8 +31,10 @@ COLUMNS = {
 """Never changed: a seal of before would break. A checkpoint's place is this machine's; its ``meta`` is in its manifest."""
 
 
-def seal(connection: sa.Connection, run: RunInfo) -> None:
-    events.add(connection, run.pk, KIND, rows(connection, run.pk), at=now(connection))
+def seal(store: Store, run: RunInfo) -> None:
+    """Of a run whose rows change no more: they are read before anything is locked, as a run has millions."""
+    made = store.read(lambda connection: rows(connection, run.pk))
+    store.write(lambda connection: events.add(connection, run.pk, KIND, made, at=now(connection)))
 
 
 def rows(connection: sa.Connection, run_pk: int) -> Mapping[str, str]:

@@ -67,6 +67,11 @@ def redacted(value: Any, name: str = "") -> Any:
     return value
 
 
+def redacted_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a run. The folder that its recipe's files are relative to stays: no run goes on without it."""
+    return {**redacted(meta), **{key: meta[key] for key in ("base",) if key in meta}}
+
+
 def words(argv: Sequence[str]) -> list[str]:
     """A command line without its secrets: ``--api-key=...``, ``--api-key ...`` and ``API_KEY=...`` alike."""
     made: list[str] = []

@@ -22,6 +22,7 @@ from jurat.platform.db.clock import now
 from jurat.platform.runs import events, rollouts
 from jurat.platform.runs.leases import run_of
 from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs.spool import Spool
 from jurat.platform.runs.states import ENDED
 from jurat.platform.runs.store import Store
 
@@ -33,6 +34,7 @@ _DRAFTS = (".import-*", ".upload-*")
 _OF_RUN = (
     *(table for name, table in t.metadata.tables.items() if name.startswith("metric_") and "run_pk" in table.c),
     t.data_part,
+    t.part_index,
 )
 """Rows that go with a deleted run's files."""
 REFERS = (t.verifier_observation.c.vector,)
@@ -64,15 +66,15 @@ def collect(
     for run in runs.values():
         if run.deleted_at is not None and run.state in ENDED and at - run.deleted_at >= kept_days * 86_400e6:
             found += _run(store, run, dry_run=dry_run)
-        elif run.state in ENDED:
+        elif run.state in ENDED and Spool(run.folder).empty():
             found += _parts(store, run, grace, dry_run=dry_run)
     return found + _rows(store, grace, dry_run=dry_run)
 
 
 def _parts(store: Store, run: RunInfo, grace: float, *, dry_run: bool) -> Iterator[Rubbish]:
-    """Of a run that nobody works on: one that goes on takes up its own parts."""
-    known = frozenset(part.path for part in store.parts(run, canonical=False))
-    drafts = [(path.relative_to(run.folder).as_posix(), path) for path in (run.folder / "rollouts").glob("**/*.tmp")]
+    """Of a run that nobody works on and whose facts are all recorded: one that goes on takes up its own parts."""
+    known = frozenset(part.path for part in store.parts(run, kind=None, canonical=False))
+    drafts = [(path.relative_to(run.folder).as_posix(), path) for path in rollouts.drafts(run.folder)]
     for relative, path in [*rollouts.uncatalogued(run.folder, known), *drafts]:
         if _age(path) > grace:
             yield Rubbish(kind="part", name=f"{run.id}/{relative}", bytes=_size(path))

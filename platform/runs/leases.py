@@ -289,7 +289,8 @@ def _stalled(connection: sa.Connection, limits: Limits) -> sa.Select[Any]:
 
 def stalled(connection: sa.Connection, *, limits: Limits = LIMITS) -> int:
     """Running runs that took no step for ``limits.stalled``."""
-    return len(connection.execute(_stalled(connection, limits)).all())
+    found = _stalled(connection, limits).with_only_columns(_r.pk).subquery()
+    return connection.execute(sa.select(sa.func.count()).select_from(found)).scalar_one()
 
 
 def alarm(connection: sa.Connection, *, limits: Limits = LIMITS) -> list[str]:

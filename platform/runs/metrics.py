@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from jurat.platform.db import tables as t
-from jurat.platform.runs.ingest import insert_points as insert_points  # who reads mostly writes too
 from jurat.platform.runs.ingest import known, numbers
 from jurat.platform.runs.records import Point, Segment
 

@@ -57,7 +57,8 @@ def new_run(
     whole = recipe.model_dump(mode="json")
     row = {
         "id": run_id, "name": t.visible(recipe.name), "state": state, "detail": "", "version": 1, "recipe": whole,
-        "recipe_digest": recipe_digest, "reward_digest": reward_digest, "meta": secrets.redacted(dict(meta or {})), "created": at,
+        "recipe_digest": recipe_digest, "reward_digest": reward_digest, "meta": secrets.redacted_meta(meta or {}),
+        "created": at,
         "project": t.visible(project), "priority": priority, "max_restarts": max_restarts, "max_runtime": max_runtime,
         "parent_run": parent_run, "from_checkpoint": from_checkpoint,
         "deadline": at + int((limits.of(state) or 0) * 1_000_000),

@@ -609,11 +609,16 @@ def _load(run: RunInfo, part: Part, columns: list[str] | None = None) -> pa.Tabl
 def clean(folder: Path) -> int:
     """Remove what dead processes left half written under a run's folder; how many files that were."""
     removed = 0
-    for path in (path for kind in FOLDERS.values() for path in (folder / kind).glob("**/*.tmp")):
+    for path in drafts(folder):
         if f".{_PROCESS}." not in path.name:
             path.unlink(missing_ok=True)
             removed += 1
     return removed
+
+
+def drafts(folder: Path) -> list[Path]:
+    """Files that are half written, or whose writers died."""
+    return [path for kind in FOLDERS.values() for path in (folder / kind).glob("**/*.tmp")]
 
 
 def uncatalogued(folder: Path, known: frozenset[str]) -> Iterator[tuple[str, Path]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -114,7 +115,7 @@ def test_a_tracker_that_never_answers_loses_at_the_end(record, monkeypatch):
 
 
 def test_what_is_not_installed_names_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(trackers.MODULES, "wandb", "no_such_module")
+    monkeypatch.setitem(sys.modules, "wandb", None)
     recipe = validate(override(RECIPE, {"tracking.log_to": ["wandb"]}), where="test")
     with pytest.raises(ConfigError, match="which is not installed") as refused:
         launch.train(recipe, home=tmp_path, base=tmp_path, reporter=Screen())

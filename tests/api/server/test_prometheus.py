@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from jurat.api.server.prometheus import line
+from jurat.api.server.prometheus import Requests, line
 from jurat.platform import access
 from services import Served
 
@@ -57,6 +57,13 @@ def test_a_key_may_read_it(each: Served) -> None:
     each.service.open = False
     assert each.ask("GET", "/metrics")[0] == 401 and read(each, made[0])
     assert each.ask("GET", "/metrics", headers={"Authorization": f"Bearer {made[1]}"})[0] == 403
+
+
+def test_methods_that_are_made_up_share_a_label() -> None:
+    made = Requests()
+    for number in range(20):
+        made.answered(f"M{number}", "unmatched", 405, 0.0, 0)
+    assert made.answers == {("other", "unmatched", 405): 20}
 
 
 def test_labels_are_escaped() -> None:

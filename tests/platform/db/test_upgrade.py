@@ -18,7 +18,7 @@ from jurat.platform.db.upgrade import back_up, migrations_folder, refuse_other, 
 from jurat.platform.errors import RunFailed, SchemaError
 from jurat.platform.provenance import lineage, versions
 from jurat.platform.provenance.records import Node, VerifierFacts
-from jurat.platform.runs import events, ingest, leases, metrics
+from jurat.platform.runs import events, ingest, leases
 from jurat.platform.runs.store import Store
 
 MATH, REWARD, DATA = ("sha256:" + c * 64 for c in "abc")
@@ -121,7 +121,7 @@ def _whole(store: Store) -> None:
     store.write(lambda c: versions.register(c, facts))
     assert store.read(lambda c: versions.version(c, "math")).code == "sha256:code"  # filled in, once
     segment = store.start_segment(store.run("live"), first_step=1)
-    store.write(lambda c: metrics.insert_points(c, 2, [(segment.no, 1, 1, "loss", 1.0)]))
+    store.write(lambda c: ingest.insert_points(c, 2, [(segment.no, 1, 1, "loss", 1.0)]))
     assert store.set_state(store.run("live"), "finished").ended is not None
 
 

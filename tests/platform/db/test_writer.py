@@ -18,7 +18,7 @@ from jurat.platform.db import wal
 from jurat.platform.db.engine import connect, on_commit, reading, writing
 from jurat.platform.db.writer import Busy, Writer
 from jurat.platform.errors import DataError
-from jurat.platform.runs import metrics
+from jurat.platform.runs import ingest
 from jurat.platform.runs.store import Store
 
 
@@ -127,14 +127,14 @@ def test_a_name_whose_transaction_was_undone_is_not_remembered(store: Store, new
     segment = store.start_segment(run, first_step=0)
 
     def fails(connection: sa.Connection) -> None:
-        metrics.insert_points(connection, run.pk, [(segment.no, 0, 1, "fresh", 1.0)])
+        ingest.insert_points(connection, run.pk, [(segment.no, 0, 1, "fresh", 1.0)])
         on_commit(connection, lambda: pytest.fail("it was undone"))
         raise DataError("after all")
 
     with Writer(store.engine) as writer:
         go, _ = _blocked(writer)
         bad = writer.submit(fails)
-        good = writer.submit(lambda c: metrics.insert_points(c, run.pk, [(segment.no, 0, 1, "fresh", 2.0)]))
+        good = writer.submit(lambda c: ingest.insert_points(c, run.pk, [(segment.no, 0, 1, "fresh", 2.0)]))
         go.set()
         with pytest.raises(DataError, match="after all"):
             bad.result()

@@ -245,7 +245,7 @@ def test_a_flipped_byte_anywhere_is_named(store: Store, trained: Any) -> None:
 def test_a_finished_run_is_sealed_row_by_row(store: Store, trained: Any, tmp_path: Path) -> None:
     """No digest of a file or an event is over a metric point: the seal is."""
     run = trained("one")
-    store.write(lambda c: seal.seal(c, run))
+    seal.seal(store, run)
     assert verify(store, run).faults == ()
     bundle.export(store, run, tmp_path / "a.tar")
     other = Store.open(None, tmp_path / "other")

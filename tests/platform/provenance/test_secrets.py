@@ -94,12 +94,14 @@ def _made(patch: bytes, argv: list[str]) -> Ingredients:
 
 
 def test_scrub(store: Store, recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={"note": SECRETS[0]}, run_id="r",
+    base = "/mnt/A1/b2/C3/d4/E5/f6/G7"  # looks like a secret, and a resume needs it
+    meta = {"note": SECRETS[0], "base": base}
+    run = store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta=meta, run_id="r",
                            tags={"api_key": "hush", "good": "yes"})  # fmt: skip
     read = lambda: store.read(lambda c: str(record.read(c, store.run("r"))))
     assert "hush" not in read() and SECRETS[0] not in read()  # was never kept
+    assert store.run("r").meta == {"note": secrets.BLOT, "base": base}
     monkeypatch.setenv("JURAT_KEEP_SECRETS", "1")  # a record of before there was this
-    meta = {"note": SECRETS[0], "base": "/x"}
     store.write(lambda c: c.execute(sa.update(t.run).where(t.run.c.pk == run.pk).values(meta=meta)))
     store.write(lambda c: c.execute(sa.update(t.run_label).where(t.run_label.c.key == "api_key").values(text="hush")))
     store.start_segment(run, first_step=0, made_of=_made(b'token = "hush-hush"\n+keep = 1\n', ["--password", "hush"]))
@@ -109,7 +111,7 @@ def test_scrub(store: Store, recipe: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert set(done.changed) == {"meta", "tag api_key", "environment sha256:env..."}
     said = next(event for event in store.events(run) if event.kind == "said")
     assert done.left == (f"event {said.seq} (said)",)
-    assert read().count("hush") == 1 and "keep = 1" not in read() and store.run("r").meta["base"] == "/x"
+    assert read().count("hush") == 1 and "keep = 1" not in read() and store.run("r").meta["base"] == base
     patch = store.read(lambda c: c.execute(sa.select(t.blob.c.content)).scalars().all())
     assert patch == [b'token = "[redacted]"\n+keep = 1\n']
     assert store.events(run)[-1].kind == "scrubbed" and verify(store, store.run("r")).faults == ()

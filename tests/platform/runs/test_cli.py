@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from jurat.platform.db.tables import REVISIONS
 from jurat.platform.recipe import Recipe
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
@@ -269,10 +270,10 @@ def test_watch_follows_a_live_run(home: Path, finished: RunInfo, step_report: An
 
 def test_db_upgrade(jurat: Any, home: Path) -> None:
     code, out, _ = jurat("db", "upgrade")
-    assert (code, out) == (0, f"sqlite:///{home}/jurat.db: schema none -> 0003\n")
-    assert jurat("db", "upgrade")[1] == f"sqlite:///{home}/jurat.db has schema 0003, the newest\n"
+    assert (code, out) == (0, f"sqlite:///{home}/jurat.db: schema none -> {REVISIONS[-1]}\n")
+    assert jurat("db", "upgrade")[1] == f"sqlite:///{home}/jurat.db has schema {REVISIONS[-1]}, the newest\n"
     told = json.loads(jurat("db", "upgrade", "--json")[1])
-    assert (told["before"], told["now"]) == ("0003", "0003")
+    assert (told["before"], told["now"]) == (REVISIONS[-1],) * 2
 
 
 def test_show_says_what_was_deleted_and_how_the_recipe_was_filled(jurat: Any, home: Path, finished: RunInfo) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 
@@ -48,6 +49,7 @@ def made(store: Store, recipe: Any, batch: Any, step_report: Any) -> Callable[..
         with RunLedger(store, run, "", segment, run.folder, lease=lease) as ledger:
             for step in range(2):
                 ledger.record_batch(batch(step))
+                ledger.record_advantages(step, {"a": np.ones(3, np.float32)})
                 ledger.record_step(step_report(step))
                 ledger.record_checkpoint(refs[step])
         store.end(lease, "finished")
@@ -86,7 +88,8 @@ def test_what_a_deleted_run_leaves(store: Store, made: Any) -> None:
         store.read(lambda c: lineage.whole_checkpoint(c, first))
     found = store.read(lambda c: lineage.walk(c, [Node(kind="run", id="child")], "back"))
     assert Node(kind="checkpoint", id=second) in found.nodes and Node(kind="segment", id="parent/0") in found.nodes
-    assert store.metrics(parent) == [] and store.parts(parent) == [] and store.events(parent)[-1].kind == "collected"
+    assert store.metrics(parent) == [] and store.parts(parent, kind=None) == [] and store.part_statuses(parent) == {}
+    assert store.events(parent)[-1].kind == "collected"
     assert verify(store, parent).faults == () and len(store.checkpoints(parent)) == 2
     assert len(store.metrics(child)) > 0 and verify(store, child).faults == ()
     delete(store, child, 31)
@@ -101,15 +104,22 @@ def test_what_no_record_names(store: Store, made: Any, new_run: Any) -> None:
     part = Path(store.parts(run)[0].path)
     loose = old(rollouts / "step-000009.parquet")
     draft = old(rollouts / "step-000010.parquet.abc.tmp")
+    learnt = old(run.folder / "advantages" / "main" / "step-000009.parquet.abc.tmp")
+    for named in store.parts(run, kind=None):
+        os.utime(run.folder / named.path, (time.time() - 2 * DAY,) * 2)
     fresh = rollouts / "step-000011.parquet"
     fresh.write_bytes(b"y")
     theirs = old(going.folder / "rollouts" / "main" / "step-000001.parquet")  # its trainer will take it up
     cut = old(store.runs_folder / ".import-ab" / "record.json").parent
     os.utime(cut, (time.time() - 2 * DAY,) * 2)
+    (run.folder / "spool.jsonl").write_text("{}\n")  # rows of some of these may be in it
+    assert [each.kind for each in collect(store, dry_run=True)] == ["draft"]
+    (run.folder / "spool.jsonl").unlink()
     found = {(each.kind, each.name) for each in collect(store)}
-    assert found == {("part", f"run/{path.relative_to(run.folder)}") for path in (loose, draft)} | {
+    assert found == {("part", f"run/{path.relative_to(run.folder)}") for path in (loose, draft, learnt)} | {
         ("draft", ".import-ab")
     }
+    assert len(store.parts(run, kind=None)) == 4
     assert fresh.exists() and theirs.exists() and (run.folder / part).exists() and not cut.exists()
     assert verify(store, run).faults == ()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jurat.platform.db import tables as t
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.recipe import Recipe
-from jurat.platform.runs import metrics, rollups, search
+from jurat.platform.runs import ingest, metrics, rollups, search
 from jurat.platform.runs.metrics import Span, spans
 from jurat.platform.runs.records import RunInfo, Segment
 from jurat.platform.runs.search import And, Not, Or, Order, Term
@@ -26,7 +26,7 @@ def _log(store: Store, run: RunInfo, segment: Segment, values: dict[str, list[fl
         for name, row in values.items()
         for step, v in enumerate(row)
     ]
-    store.write(lambda c: metrics.insert_points(c, run.pk, points))
+    store.write(lambda c: ingest.insert_points(c, run.pk, points))
 
 
 def _segment(no: int, stage_index: int, first: int) -> Segment:
@@ -83,7 +83,7 @@ def test_a_batch_comes_twice_and_a_bad_one_leaves_nothing(store: Store, new_run:
         ([(segment.no, 7, 1, "n" * 251, 1.0)], "1 to 250 characters"),
     ):
         with pytest.raises(DataError, match=why):
-            store.write(lambda c, b=bad: metrics.insert_points(c, run.pk, b))
+            store.write(lambda c, b=bad: ingest.insert_points(c, run.pk, b))
     assert store.read(lambda c: metrics.names_of(c, run.pk)) == ["a", "b"]
 
 
