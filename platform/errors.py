@@ -55,6 +55,10 @@ class ConfigError(JuratError):
     exit_code = 2
 
 
+class NameTaken(ConfigError):
+    """There is a run of that name."""
+
+
 class DataError(JuratError):
     exit_code = 2
 

@@ -143,13 +143,8 @@ def page(
     ``asked``: what ``parts`` were chosen by; a token belongs to it. In the order of training parts are opened one after
     the other until the page is full.
     """
-    tree = filters.parse(filter_)
+    tree, keys = filters.parse(filter_), _keys(order_by)
     condition = filters.compile_filter(filter_, FIELDS)
-    default = [Key(_C[name], down) for name, down in ORDERS.get(order_by, ORDERS["trained"])]
-    keys = filters.compile_order(
-        "" if order_by in ORDERS else order_by, FIELDS, default=default, last=Key(_C.place, False)
-    )
-    keys = [*keys, Key(_C.row, False)]
     asked = f"rollouts\x00{run.id}\x00{asked}\x00{filter_}\x00{order_by}\x00{page_size}"
     mark = None if page_token is None else pages.unseal(secret, asked, page_token, len(keys))
     joined = _of_advantage(tree) or any(key.column is _C.advantage for key in keys)
@@ -165,13 +160,11 @@ def page(
         query = query.where(condition)
     if mark is not None:
         query = query.where(after(keys, mark))
-    low, high = steps_of(tree)
-    chosen = [(place, part) for place, part in enumerate(parts) if part.step_max >= low and part.step_min <= high]
+    chosen = _within(parts, tree)
+    bunches = iter([chosen])
     if len(keys) == 2:  # the order of training: the parts before the token's are behind us
         chosen = [each for each in chosen if mark is None or each[0] >= int(mark[0] or 0)]
         bunches = _bunches(chosen, page_size + 1 if condition is None else None)
-    else:
-        bunches = iter([chosen])
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
     until = time.monotonic() + reader.seconds
@@ -192,6 +185,20 @@ def page(
         for row in rows
     ]
     return {"rollouts": made, "next_page_token": token, "faults": faults}
+
+
+def _keys(order_by: str) -> list[Key]:
+    """Of an order, named or spelt out; place and row of the rollout last, so that no two are equal."""
+    default = [Key(_C[name], down) for name, down in ORDERS.get(order_by, ORDERS["trained"])]
+    spelt = "" if order_by in ORDERS else order_by
+    made = filters.compile_order(spelt, FIELDS, default=default, last=Key(_C.place, False))
+    return [*made, Key(_C.row, False)]
+
+
+def _within(parts: Sequence[Part], tree: filters.Tree | None) -> list[tuple[int, Part]]:
+    """(place, part) of those with a step that the filter can be true of."""
+    low, high = steps_of(tree)
+    return [(place, part) for place, part in enumerate(parts) if part.step_max >= low and part.step_min <= high]
 
 
 def sample(
@@ -224,12 +231,9 @@ def counts(
     need not be opened where there is no filter."""
     tree = filters.parse(filter_)
     condition = filters.compile_filter(filter_, FIELDS)
-    low, high = steps_of(tree)
     found: Counter[str] = Counter()
     opened = []
-    for place, part in enumerate(parts):
-        if part.step_max < low or part.step_min > high:
-            continue
+    for place, part in _within(parts, tree):
         known = indexed.get(part.path) if indexed and condition is None else None
         if known is None:
             opened.append((place, part))

@@ -21,7 +21,7 @@ from jurat.api.server.access import Principal
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.service import CanRead, Here, Service, denied, etag, once, principal_of, run_named
 from jurat.api.server.shapes import tell
-from jurat.platform.errors import ConfigError
+from jurat.platform.errors import NameTaken
 from jurat.platform.provenance import bundle, points, prov
 from jurat.platform.runs.disk import spare
 from jurat.platform.runs.records import RunInfo
@@ -119,7 +119,7 @@ async def import_run(request: Request, service: Here) -> Response:
 def _taken(request: Request, service: Service, who: Principal, draft: Path) -> Response:
     try:
         run = bundle.take_in(service.store, draft)
-    except ConfigError as error:  # of a name that is taken
+    except NameTaken as error:
         raise Problem("conflict", error.what) from None
     service.audit(who.name, "import run", run.id, request.scope["state"]["request_id"], "done")
     body: dict[str, Any] = search.whole(service.store, run)

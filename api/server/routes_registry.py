@@ -15,6 +15,7 @@ from jurat.api.server.shapes import tell
 from jurat.datasets.manifest import Manifest
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
+from jurat.platform.db.keyset import Key, after, ordering
 from jurat.platform.errors import DataError
 from jurat.platform.provenance import versions
 
@@ -49,11 +50,10 @@ def list_models(service: Here, who: CanRead, page_size: PageSize = 50, page_toke
 def _page(
     service: Service, what: str, query: sa.Select[Any], name: Any, digest: Any, size: int, page_token: str | None
 ) -> Response:
-    asked = f"{what}\x00{size}"
+    asked, keys = f"{what}\x00{size}", [Key(column, False, nulls=False) for column in (name, digest)]
     if page_token is not None:
-        after = pages.unseal(service.secret, asked, page_token, 2)
-        query = query.where(sa.tuple_(name, digest) > sa.tuple_(*map(str, after)))
-    query = query.order_by(name, digest).limit(size + 1)
+        query = query.where(after(keys, pages.unseal(service.secret, asked, page_token, len(keys))))
+    query = query.order_by(*ordering(keys)).limit(size + 1)
     rows = service.store.read(lambda c: [dict(row) for row in c.execute(query).mappings()])
     token = None
     if len(rows) > size:

@@ -27,7 +27,7 @@ from jurat.api.server.shapes import tell
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
-from jurat.platform.errors import ConfigError, DataError, RunFailed
+from jurat.platform.errors import ConfigError, DataError, NameTaken, RunFailed
 from jurat.platform.provenance import secrets
 from jurat.platform.runs import events, leases
 from jurat.platform.runs import search as find
@@ -89,7 +89,7 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
                 **given,
             )
         except ConfigError as error:
-            raise Problem("conflict" if "already" in error.what else "invalid", error.what) from None
+            raise Problem("conflict" if isinstance(error, NameTaken) else "invalid", error.what) from None
         if service.launcher is not None:
             service.launcher.wake()
         service.audit(who.name, "create run", run.id, request.scope["state"]["request_id"], "done")
@@ -120,7 +120,7 @@ def fork_run(run: RunId, asked: shapes.Fork, request: Request, service: Here, wh
                 **({} if asked.project is None else {"project": asked.project}),
             )  # fmt: skip
         except (ConfigError, DataError) as error:
-            raise Problem("conflict" if "already" in error.what else "invalid", error.what[:2000]) from None
+            raise Problem("conflict" if isinstance(error, NameTaken) else "invalid", error.what[:2000]) from None
         except (TypeError, ValueError, KeyError, AttributeError):
             raise Problem("invalid", "a key of config has a value of another kind") from None
         if service.launcher is not None:

@@ -168,7 +168,7 @@ def _files(folder: Path, *, weights: bool) -> Iterator[tuple[str, Path]]:
 
 
 def take_in(store: Store, bundle: Path) -> RunInfo:
-    """The run of a bundle, now one of this home's: all of it or, if this raises, nothing. Raises DataError, ConfigError."""
+    """The run of a bundle, now one of this home's: all of it or, if this raises, nothing. Raises DataError, NameTaken."""
     draft = store.runs_folder / f".import-{secrets.token_hex(6)}"
     draft.mkdir(parents=True)
     try:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.db.insert import insert_new
-from jurat.platform.errors import ConfigError, DataError
+from jurat.platform.errors import DataError, NameTaken
 from jurat.platform.provenance import edges, secrets
 from jurat.platform.provenance.lineage import walk
 from jurat.platform.runs.records import RunInfo
@@ -79,7 +79,7 @@ def _by(connection: sa.Connection, table: sa.Table, column: str, values: Sequenc
 def write(connection: sa.Connection, record: Mapping[str, Any], folder: Path) -> int:
     """Put a run's record into a database that has no run of its name; its pk. ``folder``: where its files are now.
 
-    Raises DataError for what is no record, ConfigError where the name is taken.
+    Raises DataError for what is no record, NameTaken.
     """
     try:
         return _write(connection, record, folder)
@@ -92,7 +92,7 @@ def _write(connection: sa.Connection, record: Mapping[str, Any], folder: Path) -
         raise DataError(f"the record has format {record['format']!r}, this version reads {FORMAT}", where=str(folder))
     run_id = str(record["run"]["id"])
     if connection.execute(sa.select(t.run.c.pk).where(t.run.c.id == run_id)).first() is not None:
-        raise ConfigError(f"there is a run {run_id!r} already", where=str(folder), fix="import it into another --home")
+        raise NameTaken(f"there is a run {run_id!r} already", where=str(folder), fix="import it into another --home")
     for row in record["blob"]:
         content = base64.b64decode(row["content"], validate=True)
         if digest(content) != row["digest"]:

@@ -19,7 +19,7 @@ from jurat.platform.db import tables as t
 from jurat.platform.db.engine import connect, first_contact, reading, sqlite_url, writing
 from jurat.platform.db.filesystem import refuse_network
 from jurat.platform.db.upgrade import is_empty, refuse_other, upgrade
-from jurat.platform.errors import ConfigError, RunFailed, nearest
+from jurat.platform.errors import ConfigError, NameTaken, RunFailed, nearest
 from jurat.platform.provenance.records import Ingredients
 from jurat.platform.recipe import Recipe
 from jurat.platform.runs import events, ingest, leases, metrics
@@ -147,7 +147,7 @@ class Store:
         ``repository.new_run``.
 
         ``meta``: JSON; ``meta["verifiers"]`` may map member names to version digests, which ``runs show`` prints.
-        Raises ConfigError for an id that is taken or is not a plain name.
+        Raises NameTaken for an id that is taken, ConfigError for one that is not a plain name.
         """
         if run_id is not None:
             self.refuse_taken(run_id)
@@ -182,8 +182,8 @@ class Store:
             if run_id in sql.run_ids(connection):
                 raise self._taken(run_id)
 
-    def _taken(self, run_id: str) -> ConfigError:
-        return ConfigError(f"there is a run {run_id!r} already", where=str(self.home), fix="choose another name")
+    def _taken(self, run_id: str) -> NameTaken:
+        return NameTaken(f"there is a run {run_id!r} already", where=str(self.home), fix="choose another name")
 
     def run(self, id_or_prefix: str) -> RunInfo:
         """By id, by a prefix that only one run has, or ``latest``. Raises ConfigError naming the nearest."""
