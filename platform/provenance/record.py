@@ -16,6 +16,7 @@ from jurat.platform.errors import DataError, NameTaken
 from jurat.platform.provenance import edges, secrets
 from jurat.platform.provenance.lineage import walk
 from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs.states import ENDED
 
 FORMAT = 1
 OF_RUN = ("run_label", "segment", "run_event", "checkpoint", "evaluation", "data_part", "verdict_stat", "command")
@@ -106,7 +107,7 @@ def _write(connection: sa.Connection, record: Mapping[str, Any], folder: Path) -
         connection.execute(sa.insert(t.verifier_observation).values(**_row(t.verifier_observation, row)))
     insert_new(connection, t.edge, [_row(t.edge, row) for row in record["edge"]])
     given = _row(t.run, record["run"])
-    if given["ended"] is None:  # nobody works on a copy: it stands where the record was written
+    if given["ended"] is None or given["state"] not in ENDED:  # nobody works on a copy, nor begins to, whatever it says
         given |= {"state": "interrupted", "ended": given["started"] or given["created"]}
     pk = connection.execute(sa.insert(t.run).values(**given).returning(t.run.c.pk)).scalar_one()
     was = Path(record["folder"])

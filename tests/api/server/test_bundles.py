@@ -171,7 +171,7 @@ def test_a_hostile_bundle_changes_nothing(each: Served, tmp_path: Path) -> None:
         assert tar.getnames() == ["bundle.json", "../../x"]
 
 
-def _forged(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+def _forged(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
     """A bundle whose record says something else, with digests that agree."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         members = [(member.name, tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
@@ -197,10 +197,13 @@ def test_what_a_record_may_not_say(each: Served, other: Served, tmp_path: Path) 
     }.items():  # fmt: skip
         assert other.ask("POST", "/api/v1/runs:import", raw=_forged(data, change), headers=TAR)[0] == 422, name
         assert list(other.service.store.runs_folder.iterdir()) == []
-    moved = _forged(data, lambda r: r["checkpoint"][0].update(path="/etc/ssl/private"))
+    moved = _forged(
+        data, lambda r: (r["checkpoint"][0].update(path="/etc/ssl/private"), r["run"].update(state="queued"))
+    )
     assert other.ask("POST", "/api/v1/runs:import", raw=moved, headers=TAR)[0] == 201
     there = other.service.store.run("parent")
     assert Path(other.service.store.checkpoints(there)[0].ref.path).is_relative_to(there.folder)
+    assert there.state == "interrupted"  # so no launcher claims it
     poisoned = sa.select(t.blob.c.digest).where(t.blob.c.digest == blob["digest"])
     assert other.service.store.read(lambda c: c.execute(poisoned).all()) == []
 
