@@ -197,7 +197,7 @@ def test_rollouts_filters_and_json(jurat: Any, finished: RunInfo) -> None:
 
 
 def test_verify_names_the_damaged_part(jurat: Any, finished: RunInfo) -> None:
-    assert jurat("runs", "verify", "one")[:2] == (0, "3 events, 2 parts, 0 checkpoints: as recorded\n")
+    assert jurat("runs", "verify", "one")[:2] == (0, "3 events, 12 points, 2 parts, 0 checkpoints: as recorded\n")
     path = finished.folder / "rollouts/main/step-000001-seg0.parquet"
     data = path.read_bytes()
     path.write_bytes(data[:100] + bytes([data[100] ^ 4]) + data[101:])
@@ -269,10 +269,10 @@ def test_watch_follows_a_live_run(home: Path, finished: RunInfo, step_report: An
 
 def test_db_upgrade(jurat: Any, home: Path) -> None:
     code, out, _ = jurat("db", "upgrade")
-    assert (code, out) == (0, f"sqlite:///{home}/jurat.db: schema none -> 0003\n")
-    assert jurat("db", "upgrade")[1] == f"sqlite:///{home}/jurat.db has schema 0003, the newest\n"
+    assert (code, out) == (0, f"sqlite:///{home}/jurat.db: schema none -> 0004\n")
+    assert jurat("db", "upgrade")[1] == f"sqlite:///{home}/jurat.db has schema 0004, the newest\n"
     told = json.loads(jurat("db", "upgrade", "--json")[1])
-    assert (told["before"], told["now"]) == ("0003", "0003")
+    assert (told["before"], told["now"]) == ("0004", "0004")
 
 
 def test_show_says_what_was_deleted_and_how_the_recipe_was_filled(jurat: Any, home: Path, finished: RunInfo) -> None:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from jurat.platform.db import tables as t
 from jurat.platform.errors import ConfigError, FencedOut, RunFailed
 from jurat.platform.recipe import Recipe
-from jurat.platform.runs import events, leases, metrics
+from jurat.platform.runs import events, ingest, leases
 from jurat.platform.runs.heart import Heart
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.records import Beat, RunInfo
@@ -100,8 +100,7 @@ def test_a_run_that_takes_no_step_is_said_to_stall_once(store: Store, queue: Any
     [event] = [event for event in store.events(run) if event.kind == "stalled"]
     assert event.payload["seconds"] == 60.0
     segment = store.start_segment(run, first_step=0, lease=lease)
-    store.write(lambda c: metrics.insert(c, run.pk, [
-        {"segment": segment.no, "step": 0, "name": "x", "value": 1.0, "at": event.at + 1}]))  # fmt: skip
+    store.write(lambda c: ingest.insert_points(c, run.pk, [(segment.no, 0, event.at + 1, "x", 1.0)]))
     assert said() == [] and store.read(lambda c: leases.stalled(c, limits=held)) == 0
 
 
@@ -336,5 +335,5 @@ def test_the_state_of_a_stalled_run_is_seen(store: Store, new_run: Any) -> None:
     run = new_run()
     segment = store.start_segment(run, first_step=0)
     assert store.run(run.id).last_step_at is None
-    store.write(lambda c: metrics.insert_points(c, run.pk, [(segment.no, 0, 77, "x", 1.0)]))
+    store.write(lambda c: ingest.insert_points(c, run.pk, [(segment.no, 0, 77, "x", 1.0)]))
     assert store.run(run.id).last_step_at == 77
