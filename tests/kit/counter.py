@@ -41,7 +41,7 @@ def numbers() -> list[float]:
 async def main(home: Path, name: str) -> None:
     seconds = float(os.environ["JURAT_LEASE_SECONDS"])
     limits, epoch = Limits(lease=seconds), int(os.environ["JURAT_RUN_EPOCH"])
-    store = Store.open(os.environ["JURAT_DATABASE"], home)
+    store = Store.open(os.environ.get("JURAT_DATABASE"), home)
     run = store.run(name)
     kept = run.folder / "state.json"
     with exclusive(run.folder):

@@ -88,7 +88,7 @@ def test_every_pin_lies_in_its_range(root: Path) -> None:
     lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
     for requirement in map(Requirement, lines):
         name = canonicalize_name(requirement.name)
-        if name in {"jurat", "vllm"}:  # vllm's CUDA build is for machines with other pins
+        if name in {"jurat", "vllm", "mlflow-skinny", "wandb"}:  # for machines with other pins, as constraints.txt says
             continue
         assert name in pins, f"{name} has no pin in constraints.txt"
         assert requirement.specifier.contains(pins[name]), f"{name}=={pins[name]} is outside {requirement.specifier}"

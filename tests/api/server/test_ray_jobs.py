@@ -1,4 +1,4 @@
-"""What a cluster may answer to whom launches runs as its jobs. Those of a real cluster are in tests/engine/test_ray.py."""
+"""What a cluster may answer to whom launches runs as its jobs. Those of a real cluster are in test_ray_cluster.py."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_rollouts_filters_and_json(jurat: Any, finished: RunInfo) -> None:
 
 
 def test_verify_names_the_damaged_part(jurat: Any, finished: RunInfo) -> None:
-    assert jurat("runs", "verify", "one")[:2] == (0, "3 events, 2 parts, 0 checkpoints: as recorded\n")
+    assert jurat("runs", "verify", "one")[:2] == (0, "3 events, 12 points, 2 parts, 0 checkpoints: as recorded\n")
     path = finished.folder / "rollouts/main/step-000001-seg0.parquet"
     data = path.read_bytes()
     path.write_bytes(data[:100] + bytes([data[100] ^ 4]) + data[101:])
