@@ -361,19 +361,20 @@ class RunLedger:
             return item
         low = spare(self._folder) < 0
         if isinstance(item, Advantages):
-            table = rollouts.advantage_table(item, segment=self._segment.no)
-            return [] if low else [self._part(table, item.step, "advantage")]
+            if low:
+                return []
+            return [self._part(rollouts.advantage_table(item, segment=self._segment.no), item.step, "advantage")]
         place = {"segment": self._segment.no, "step": item.step}
         judged = (scored.judgement.verdicts for _, scored, _, _ in rollouts.members(item))
         stats: list[Op] = [{"op": "verdicts", **row} for row in rollouts.verdict_rows(judged, **place)]
-        noted = self._note_room(item.step, low)
         if low:
-            return [*noted, *stats]
+            return [*self._note_room(item.step, low), *stats]
         table = rollouts.to_table(
             item, run_id=self._run.id, stage=self._stage, segment=self._segment.no, texts=self._texts
         )
         part = self._part(table, item.step, "rollout")
         index = rollouts.index_row(part["path"], table["rollout_id"].to_pylist(), table["status"].to_pylist())
+        noted = self._note_room(item.step, low)  # a part that the disk does not take is tried again, and noted then
         return [*noted, part, {"op": "index", **index}, *stats]
 
     def _part(self, table: Any, step: int, kind: str) -> Op:
