@@ -92,13 +92,8 @@ def fenced(run: str, epoch: int, row: sa.RowMapping | Mapping[str, Any]) -> Fenc
 
 def fence(connection: sa.Connection, run_pk: int, epoch: int) -> None:
     """For every write of a process that holds a run, in the same transaction. Raises FencedOut if its lease is over."""
-    row = (
-        connection.execute(
-            sa.select(_r.id, _r.state, _r.lease_owner, _r.lease_epoch).where(_r.pk == run_pk).with_for_update(read=True)
-        )
-        .mappings()
-        .one()
-    )
+    query = sa.select(_r.id, _r.state, _r.lease_owner, _r.lease_epoch).where(_r.pk == run_pk)
+    row = connection.execute(query.with_for_update(key_share=True)).mappings().one()  # as what follows updates it
     if row["lease_epoch"] != epoch:
         raise fenced(row["id"], epoch, row)
 
