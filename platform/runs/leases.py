@@ -262,6 +262,11 @@ def states(connection: sa.Connection) -> dict[str, int]:
     return {state: int(count) for state, count in connection.execute(query)}
 
 
+def going(connection: sa.Connection) -> list[str]:
+    """Ids of runs that are not over."""
+    return list(connection.execute(sa.select(_r.id).where(_r.state.not_in(sorted(ENDED)))).scalars())
+
+
 def leased_gpus(connection: sa.Connection) -> int:
     """GPUs of runs with a live lease, by their recipes."""
     query = sa.select(_r.recipe).where(_r.state.in_(sorted(LEASED)), _r.lease_until > now(connection))
