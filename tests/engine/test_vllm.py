@@ -741,7 +741,7 @@ async def test_a_row_that_vllm_does_not_take_is_answered():
             raise ValueError("not now")
 
     rows = VllmRows(Refusing(), max_length=64, dtype=torch.float32, source=dict)
-    with pytest.raises((ValueError, ImportError), match="not now|vllm"):  # or vLLM is not there to be asked
+    with pytest.raises((ValueError, ImportError), match=r"not now|vllm"):  # or vLLM is not there to be asked
         await asyncio.wait_for(BatchedSampler(rows).sample(requests()[0]), 20)
 
 

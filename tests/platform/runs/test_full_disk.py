@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from jurat.platform.provenance.verify import verify
 from jurat.platform.errors import ConfigError
+from jurat.platform.provenance.verify import verify
 from jurat.platform.runs import disk, rollouts
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.rollouts import Advantages
