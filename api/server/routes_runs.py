@@ -119,8 +119,8 @@ def fork_run(run: RunId, asked: shapes.Fork, request: Request, service: Here, wh
                 service.store, found, checkpoint=asked.checkpoint, run_id=asked.id, state="queued",
                 config={**config, "tracking.database": service.settings.database},
                 check=lambda own, new: launching.refuse_foreign(own, new, service.settings.home),
-                meta={"launched_by": who.name, **({} if base is None else {"base": str(base)})}, priority=asked.priority, max_restarts=asked.max_restarts,
-                max_runtime=asked.max_runtime, tags=asked.tags, by=who.name,
+                meta={"launched_by": who.name, **({} if base is None else {"base": str(base)})},
+                priority=asked.priority, max_restarts=asked.max_restarts, max_runtime=asked.max_runtime, tags=asked.tags, by=who.name,
                 **({} if asked.project is None else {"project": asked.project}),
             )  # fmt: skip
         except (ConfigError, DataError) as error:

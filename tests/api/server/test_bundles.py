@@ -300,7 +300,12 @@ def test_what_a_person_ran_with_files_of_their_own_is_not_forked_over_http(each:
     own = {"verifiers": ["checks.py"]}
     refused = (409, "conflict")
     assert fork() == "/x" == fork(tracking={**tracking, "database": "sqlite:////elsewhere/x.db"})
-    assert fork(**own) == refused == fork(model="/models/mine") == fork(engine={**engine, "sampler": "vllm", "vllm_url": "http://h:1"})
+    assert (
+        fork(**own)
+        == refused
+        == fork(model="/models/mine")
+        == fork(engine={**engine, "sampler": "vllm", "vllm_url": "http://h:1"})
+    )
     assert fork(data={"train": {"source": "mine.jsonl"}}) == refused == fork(tracking={**tracking, "log_to": ["wandb"]})
     member = {"use": "problem", "args": {"table": "../secret.csv"}}
     assert fork(reward={"members": [member]}) == refused

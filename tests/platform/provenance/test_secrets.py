@@ -79,7 +79,9 @@ def test_what_a_recipe_goes_on_from_stays_and_a_key_in_its_place_does_not() -> N
         assert secrets.redacted({"model": secret, "verifiers": [secret]}) == {
             "model": secrets.BLOT, "verifiers": [secrets.BLOT],
         }  # fmt: skip
-    assert secrets.redacted({"source": f"s3://key:{SECRETS[8]}@host/data"}) == {"source": f"s3://{secrets.BLOT}@host/data"}
+    assert secrets.redacted({"source": f"s3://key:{SECRETS[8]}@host/data"}) == {
+        "source": f"s3://{secrets.BLOT}@host/data"
+    }
 
 
 def _repository(folder: Path) -> None:
