@@ -216,7 +216,10 @@ class Rows:
             for group in groups.values():
                 for row in group:
                     if self._acceptable(row):
-                        self._enter(row)
+                        try:
+                            self._enter(row)
+                        except Exception as error:  # it is in no list yet: nobody else would answer it
+                            deliver(row, error)
 
     def _acceptable(self, row: Row) -> bool:
         """False if the row needs no decoding: it is answered here."""

@@ -250,9 +250,11 @@ class MLflow:
         from mlflow.tracking import MlflowClient
 
         self._client = client = MlflowClient()
+        self._again, self._last = False, dict[str, int]()
         if known:
             client.update_run(known, status="RUNNING")
             self._id = known
+            self._again = True
         else:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "") or run.project or PROJECT
             experiment = client.get_experiment_by_name(name)
@@ -270,13 +272,23 @@ class MLflow:
     def log(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
 
-        metrics = [
-            Metric(re.sub(r"[^\w\-./ ]", "_", name), value, int(point.at * 1000), point.step)
-            for point in points
-            for name, value in point.named().items()
-        ]
+        metrics = []
+        for point in points:
+            named = {re.sub(r"[^\w\-./ ]", "_", name): value for name, value in point.named().items()}
+            if not self._has(point.step, list(named)):
+                metrics += [Metric(name, value, int(point.at * 1000), point.step) for name, value in named.items()]
         for first in range(0, len(metrics), 1000):
             self._client.log_batch(self._id, metrics=metrics[first : first + 1000])
+
+    def _has(self, step: int, names: Sequence[str]) -> bool:
+        """Whether a process before this one told a step, as its last number says: what is told again would stand there twice."""
+        if not self._again or not names:
+            return False
+        name = names[-1]
+        if name not in self._last:
+            history = self._client.get_metric_history(self._id, name)
+            self._last[name] = max((each.step for each in history), default=-1)
+        return step <= self._last[name]
 
     def end(self, state: str) -> None:
         said = {"finished": "FINISHED", "interrupted": "KILLED"}.get(state, "FAILED")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from jurat.api.server.keys import SHAPE
 from jurat.platform import access
 from jurat.platform.access import Key
 from jurat.platform.db.tables import visible
-from jurat.platform.db.writer import Writer
+from jurat.platform.db.writer import Busy, Writer
 from jurat.platform.runs.store import Store, now
 
 CACHE_SECONDS = 5.0
@@ -63,7 +64,10 @@ class Keys:
                 self._known[shown] = (time.monotonic(), key)
             if now() - (key.last_used or 0) > USED_EVERY:
                 used = key.key_id
-                self._writer.submit(lambda connection: access.note_use(connection, used))
+                with suppress(Busy):  # its next use is noted
+                    self._writer.leave(
+                        lambda connection: access.note_use(connection, used), f"noting the use of key {used}"
+                    )
         if key.run_id is not None:
             return Principal(name=f"run:{key.run_id}", scopes=frozenset(), run=key.run_id, epoch=key.epoch)
         return Principal(name=f"key:{key.key_id}", scopes=frozenset(key.scopes))

@@ -15,6 +15,7 @@ from jurat.api.server.shapes import NewRun
 from jurat.platform.db import tables as t
 from jurat.platform.errors import ConfigError, nearest
 from jurat.platform.recipe import Data, Recipe, Source
+from jurat.platform.runs.records import RunInfo
 
 OPERATORS = (
     "verifiers",
@@ -142,6 +143,44 @@ def _sources(recipe: Recipe) -> Iterator[str]:
                 for name in ("train", "held_out", "unseen")
                 if isinstance(each := getattr(part, name), Source)
             )
+
+
+def refuse_of_a_person(parent: RunInfo, folders: Sequence[Path], home: Path) -> Path | None:
+    """Raises Problem for a run that was started at the command line with verifiers, files or addresses that no launch here could
+    have named. What it shares with the operator's recipe of its name may stay: then this is the folder that names start from."""
+    from jurat.platform.config import load_recipe
+    from jurat.trainers.presets import filled
+
+    if parent.meta.get("launched_by"):
+        return None
+    made, known = Recipe.model_validate(parent.recipe), registered(folders)
+    path, base = known.get(made.name, (None, None))
+    own = _BARE if path is None else filled(load_recipe(path))
+    shared = dict(_leaves(own.model_dump(mode="json")))
+    try:
+        refuse_foreign(own, made, home)
+        for key, text in _leaves(parent.recipe):
+            operators = any(key == each or key.startswith(f"{each}.") for each in OPERATORS)
+            if key in ("name", "about", "tracking.database", *TEXTS) or re.fullmatch(r"stages\.\d+\.about", key):
+                continue
+            if text != shared.get(key) if operators else _NO_NAME.search(text) and text not in shared.values():
+                raise _invalid(f"/{key}", "operators", "it is set by the operator")
+    except Problem as found:
+        raise Problem("conflict", "the run was started at the command line with what no launch could name: it is forked there "
+                      f"alone ({found.detail[:500]})") from None  # fmt: skip
+    return base
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys of all texts, in lists too."""
+    if isinstance(value, str):
+        yield prefix, value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _leaves(item, f"{prefix}.{key}" if prefix else str(key))
+
+
+_BARE = Recipe(model="tiny-random", data=Data(train=Source(source="generated")))
 
 
 def refuse_unregistered(connection: sa.Connection, asked: NewRun) -> None:

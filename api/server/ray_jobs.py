@@ -124,7 +124,8 @@ class RayWork:
         now = time.monotonic()
         if self._said[0] in GOING and (fresh or now - self._looked >= LOOK_SECONDS):
             status, told = self.head.ask("GET", quote(self.name, safe=""))
-            if status not in (200, 404) or (not isinstance(told, dict) and status == 200):
+            known = isinstance(told, dict) and isinstance(told.get("status"), str)
+            if status not in (200, 404) or (status == 200 and not known):
                 raise Silent(f"the Ray cluster answers {status}: {str(told)[-200:]}", where=self.head.address)
             self._looked = now
             self._said = (told["status"], told.get("driver_exit_code")) if status == 200 else ("GONE", None)

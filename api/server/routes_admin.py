@@ -85,19 +85,20 @@ def version() -> Response:
 def metrics(service: Here, who: CanRead) -> Response:
     """Text format 0.0.4. Runs and leases are counted from their rows."""
 
-    def read(connection: sa.Connection) -> tuple[dict[str, int], int, int, int]:
+    def read(connection: sa.Connection) -> tuple[dict[str, int], int, int, int, list[str]]:
         return (
             leases.states(connection), leases.live(connection), leases.leased_gpus(connection), leases.stalled(connection),
+            leases.going(connection),
         )  # fmt: skip
 
-    states, live, gpus, stalled = service.store.read(read)
-    spools = list(service.store.runs_folder.glob("*/spool*.jsonl"))
+    states, live, gpus, stalled, going = service.store.read(read)
+    spools = [path for run in going for path in (service.store.runs_folder / run).glob("spool*.jsonl")]
     gauges = {
         "jurat_leases": ("Live leases: the slots in use.", live),
         "jurat_leased_gpus": ("GPUs of runs with a live lease, by their recipes.", gpus),
         "jurat_runs_stalled": ("Running runs that took no step for too long.", stalled),
         "jurat_writer_waiting": ("Jobs that wait for the database's writer.", service.writer.waiting),
-        "jurat_spool_files": ("Files of facts that wait beside their runs.", len(spools)),
+        "jurat_spool_files": ("Files of facts that wait beside runs that are not over.", len(spools)),
         "jurat_spool_bytes": ("Their size.", sum(_size(path) for path in spools)),
     }
     lines = [*family("jurat_runs", "gauge", "Runs by state.", {(("state", name),): n for name, n in states.items()})]

@@ -278,7 +278,7 @@ def history(
         )
         with suppress(Busy):  # another reader will ask again
             for series in slow:
-                service.writer.submit(partial(rollups.fill, series=series))
+                service.writer.leave(partial(rollups.fill, series=series), f"the rollup of {name!r} of run {run}")
         return tell({"name": name, "buckets": [
             {"stage": b.stage, "first_step": b.first_step, "last_step": b.last_step, "count": b.count,
             "mean": number(b.mean),

@@ -103,7 +103,10 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
              summary="Launch a run from a checkpoint of this one",
              responses=responses("conflict", "in-flight", "key-reused"))  # fmt: skip
 def fork_run(run: RunId, asked: shapes.Fork, request: Request, service: Here, who: CanLaunch) -> Response:
-    """Its lineage goes on through the checkpoint. With an `Idempotency-Key` the same request makes one run."""
+    """Its lineage goes on through the checkpoint. With an `Idempotency-Key` the same request makes one run.
+
+    A run that was started at the command line with verifiers, files or addresses of its own is forked there alone (409).
+    """
     found = run_named(service, run)
     _refuse_imported(found)
 
@@ -111,12 +114,13 @@ def fork_run(run: RunId, asked: shapes.Fork, request: Request, service: Here, wh
         config = dict(launching.flat(asked.config))
         launching.refuse_paths(config)
         try:
+            base = launching.refuse_of_a_person(found, service.settings.recipes, service.settings.home)
             made = forking.fork(
                 service.store, found, checkpoint=asked.checkpoint, run_id=asked.id, state="queued",
                 config={**config, "tracking.database": service.settings.database},
                 check=lambda own, new: launching.refuse_foreign(own, new, service.settings.home),
-                meta={"launched_by": who.name}, priority=asked.priority, max_restarts=asked.max_restarts,
-                max_runtime=asked.max_runtime, tags=asked.tags, by=who.name,
+                meta={"launched_by": who.name, **({} if base is None else {"base": str(base)})},
+                priority=asked.priority, max_restarts=asked.max_restarts, max_runtime=asked.max_runtime, tags=asked.tags, by=who.name,
                 **({} if asked.project is None else {"project": asked.project}),
             )  # fmt: skip
         except (ConfigError, DataError) as error:

@@ -20,6 +20,7 @@ from jurat.api.server.prometheus import Requests
 from jurat.platform import access
 from jurat.platform.db.writer import Writer
 from jurat.platform.errors import ConfigError
+from jurat.platform.runs import disk
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.store import Store
 
@@ -113,6 +114,7 @@ class Service:
         from jurat.api.server.reader import Reader
         from jurat.api.server.verdicts import Judges
 
+        disk.reserve()
         store = Store.open(settings.database, settings.home, migrate=False, durable=settings.durable)
         writer = Writer(store.engine)
         made = cls(
@@ -133,7 +135,9 @@ class Service:
         """Note what was refused or changed; the note is on its way when this returns."""
         row = {"principal": who, "action": action, "target": target, "request_id": request_id, "outcome": outcome}
         kept = {name: blotted(text)[:200] for name, text in row.items()}
-        self.writer.submit(lambda connection: access.audit(connection, **kept))
+        self.writer.leave(
+            lambda connection: access.audit(connection, **kept), f"noting {kept['action']!r} in the audit"
+        )
 
     def close(self) -> None:
         for part in (self.launcher, self.reader, self.judges, self.writer):

@@ -64,7 +64,8 @@ class VllmRows(Rows):
                 del self._live[name]
         self._waiting = deque(row for row in self._waiting if not row.cancelled)
         while self._waiting and (not self.max_concurrent or len(self._live) < self.max_concurrent):
-            self._add(self._waiting.popleft())
+            self._add(self._waiting[0])
+            self._waiting.popleft()  # only now: had the engine raised, it would still be waiting for an answer
         if self._live:
             faults.point("sampler.mid_decode")
             for output in self._engine.step():

@@ -32,14 +32,20 @@ class WriteAheadLog:
         self._engine = engine
         file = engine.url.database if engine.dialect.name == "sqlite" else None
         self._path = Path(f"{file}-wal") if file and file != ":memory:" else None
-        self._next = 0.0
+        self._next, self._blind = 0.0, False
         self.full = False
         """Over ``HARD`` bytes, as a reader holds an old snapshot."""
 
     def size(self) -> int:
+        """0 where it cannot be told, too: that is no reason to write nothing."""
         try:
             return 0 if self._path is None else self._path.stat().st_size
         except FileNotFoundError:
+            return 0
+        except OSError as error:
+            if not self._blind:
+                self._blind = True
+                log.warning("the size of the write-ahead log is not known: %s", error)
             return 0
 
     def tend(self) -> None:

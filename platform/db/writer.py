@@ -11,6 +11,7 @@ fails, or a deadlock, fails or repeats all of them. So a job may be called more 
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -26,6 +27,8 @@ from jurat.platform.db.engine import nested, writing
 from jurat.platform.db.wal import WriteAheadLog
 from jurat.platform.errors import JuratError
 from jurat.platform.faults import point
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Job = Callable[[sa.Connection], Any]
@@ -80,6 +83,15 @@ class Writer:
             self._waiting.append(_Task(job, finish, done))
             self._wake.notify()
         return done
+
+    def leave(self, job: Job, what: str) -> None:
+        """``submit`` what nobody waits for; if it fails, the log says so. Raises Busy."""
+
+        def told(done: Future[Any]) -> None:
+            if not done.cancelled() and (error := done.exception()) is not None:
+                log.error("%s failed: %s", what, error)
+
+        self.submit(job).add_done_callback(told)
 
     def call(self, job: Callable[[sa.Connection], T]) -> T:
         """``submit``, and wait."""

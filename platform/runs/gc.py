@@ -83,21 +83,31 @@ def _parts(store: Store, run: RunInfo, grace: float, *, dry_run: bool) -> Iterat
 
 
 def _run(store: Store, run: RunInfo, *, dry_run: bool) -> list[Rubbish]:
-    needed = store.read(lambda connection: _needed(connection, run))
     log = store.home / "logs" / f"{run.id}.log"
-    gone = [path for path in (*_files(run.folder, needed), log) if path.is_file()]
-    left = store.read(lambda connection: any(_holds(connection, table, run.pk) for table in _OF_RUN))
-    if not gone and not left:
+
+    def sort(connection: sa.Connection) -> list[Path] | None:
+        """Files that go; None where nothing does."""
+        needed = _needed(connection, run)
+        files = [path for path in (*_files(run.folder, needed), log) if path.is_file()]
+        return files if files or any(_holds(connection, table, run.pk) for table in _OF_RUN) else None
+
+    def forget(connection: sa.Connection) -> list[Path] | None:
+        """As ``sort``, of this moment: a fork that was made since keeps its checkpoint."""
+        files = sort(connection)
+        if files is not None:
+            for table in _OF_RUN:
+                connection.execute(sa.delete(table).where(table.c.run_pk == run.pk))
+            payload = {"files": len(files), "bytes": sum(map(_size, files))}
+            events.add(connection, run.pk, "collected", payload, at=now(connection))
+        return files
+
+    gone = store.read(sort)
+    if gone is not None and not dry_run:
+        gone = store.write(forget)  # first: a row without its file would be a fault of the record
+    if gone is None:
         return []
     made = Rubbish(kind="run", name=run.id, bytes=sum(map(_size, gone)))
     if not dry_run:
-
-        def forget(connection: sa.Connection) -> None:
-            for table in _OF_RUN:
-                connection.execute(sa.delete(table).where(table.c.run_pk == run.pk))
-            events.add(connection, run.pk, "collected", {"files": len(gone), "bytes": made.bytes}, at=now(connection))
-
-        store.write(forget)  # first: a row without its file would be a fault of the record
         for path in gone:
             path.unlink(missing_ok=True)
         for folder in sorted((path for path in run.folder.rglob("*") if path.is_dir()), reverse=True):

@@ -80,7 +80,8 @@ class Place(NamedTuple):
 
 
 def place(connection: sa.Connection, run_id: str) -> Place | None:
-    """A run, which nobody takes over until the transaction ends."""
+    """A run, which nobody takes over until the transaction ends. Locked as ``settle`` will update it: two who first shared it
+    would wait for one another."""
     r, s = t.run.c, t.segment.c
     newest = sa.select(sa.func.max(s.no)).where(s.run_pk == r.pk).scalar_subquery()
     asked = sa.select(
@@ -93,7 +94,7 @@ def place(connection: sa.Connection, run_id: str) -> Place | None:
         clock(connection).label("at"),
         newest.label("newest"),
     ).where(r.id == run_id)
-    found = connection.execute(asked.with_for_update(read=True, of=t.run)).first()
+    found = connection.execute(asked.with_for_update(key_share=True, of=t.run)).first()
     return None if found is None else Place(*found)
 
 

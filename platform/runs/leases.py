@@ -22,7 +22,7 @@ from jurat.platform.runs.states import ENDED, LEASED, LIMITS, TERMINAL, Limits, 
 
 _SLOTS = 0x6A757261  # "jura": PostgreSQL's lock of those who count leases before they claim
 _CANDIDATES = 50
-"""Queued runs that are looked through for one that fits."""
+"""Queued runs that would fit some time, looked through for one that fits now."""
 _r = t.run.c
 
 
@@ -92,13 +92,8 @@ def fenced(run: str, epoch: int, row: sa.RowMapping | Mapping[str, Any]) -> Fenc
 
 def fence(connection: sa.Connection, run_pk: int, epoch: int) -> None:
     """For every write of a process that holds a run, in the same transaction. Raises FencedOut if its lease is over."""
-    row = (
-        connection.execute(
-            sa.select(_r.id, _r.state, _r.lease_owner, _r.lease_epoch).where(_r.pk == run_pk).with_for_update(read=True)
-        )
-        .mappings()
-        .one()
-    )
+    query = sa.select(_r.id, _r.state, _r.lease_owner, _r.lease_epoch).where(_r.pk == run_pk)
+    row = connection.execute(query.with_for_update(key_share=True)).mappings().one()  # as what follows updates it
     if row["lease_epoch"] != epoch:
         raise fenced(row["id"], epoch, row)
 
@@ -118,7 +113,8 @@ def claim(
     """The queued run of highest priority, oldest first, now ``starting`` and leased to ``owner``; None if there is none.
 
     Exactly one of any number of claimants gets a run. ``slots``: at most so many live leases of all owners together;
-    ``gpus``: of so many GPUs together, by their recipes, and one that does not fit lets the next go first.
+    ``gpus``: of so many GPUs together, by their recipes, and one that does not fit lets the next go first. One that needs
+    more than ``gpus`` is left to another service of this store that has them, and says so in its detail.
     """
     at = now(connection)
     postgres = connection.dialect.name == "postgresql"
@@ -131,9 +127,7 @@ def claim(
         chosen = chosen.where(_r.project == project)
     chosen = chosen.order_by(_r.priority.desc(), _r.pk).limit(1)
     if gpus is not None:
-        first = connection.execute(chosen.add_columns(_r.recipe).limit(_CANDIDATES)).all()
-        free = gpus - leased_gpus(connection) if first else 0
-        fits = next((row.pk for row in first if gpus_of(row.recipe) <= free), None)
+        fits = _fitting(connection, chosen, gpus)
         if fits is None:
             return None
         chosen = chosen.where(_r.pk == fits)
@@ -156,6 +150,35 @@ def claim(
     payload = {"from": "queued", "to": "starting", "detail": "", "by": owner, "epoch": claimed.lease_epoch}
     events.add(connection, claimed.pk, "state", payload, at=at)
     return Lease(run=claimed.id, run_pk=claimed.pk, epoch=claimed.lease_epoch, owner=owner, until=until)
+
+
+def _fitting(connection: sa.Connection, queued: sa.Select[Any], gpus: int) -> int | None:
+    """The first queued run that fits beside those that go on. Runs that need more than ``gpus`` are passed over, however many."""
+    free: int | None = None
+    looked = first = 0
+    page = queued.add_columns(_r.recipe, _r.detail).limit(_CANDIDATES)
+    while True:
+        rows = connection.execute(page.offset(first)).all()
+        for row in rows:
+            need = gpus_of(row.recipe)
+            if need > gpus:
+                _say_too_large(connection, row, need)
+                continue
+            free = gpus - leased_gpus(connection) if free is None else free
+            if need <= free:
+                return int(row.pk)
+            looked += 1
+        if len(rows) < _CANDIDATES or looked >= _CANDIDATES:
+            return None
+        first += _CANDIDATES
+
+
+def _say_too_large(connection: sa.Connection, row: sa.Row[Any], need: int) -> None:
+    """Once, whatever number of services it is too large for."""
+    detail = f"waits for a service that has {need} GPUs (jurat serve --gpus)"
+    if row.detail != detail:
+        said = sa.update(t.run).where(_r.pk == row.pk, _r.state == "queued")
+        connection.execute(said.values(detail=detail, version=_r.version + 1))
 
 
 def take(
@@ -267,6 +290,11 @@ def states(connection: sa.Connection) -> dict[str, int]:
     return {state: int(count) for state, count in connection.execute(query)}
 
 
+def going(connection: sa.Connection) -> list[str]:
+    """Ids of runs that are not over."""
+    return list(connection.execute(sa.select(_r.id).where(_r.state.not_in(sorted(ENDED)))).scalars())
+
+
 def leased_gpus(connection: sa.Connection) -> int:
     """GPUs of runs with a live lease, by their recipes."""
     query = sa.select(_r.recipe).where(_r.state.in_(sorted(LEASED)), _r.lease_until > now(connection))
@@ -362,7 +390,8 @@ def _verdict(row: sa.RowMapping, *, gone: bool) -> tuple[State, str, dict[str, A
                 "restarts": row["restarts"] + 1, "desired": "run",
             }  # fmt: skip
         return "failed", f"lost: {row['detail']}", {}
-    return "failed", f"nobody took it up in time: it was {state}", {}
+    why = f", and {row['detail']}" if state == "queued" and row["detail"] else ""
+    return "failed", f"nobody took it up in time: it was {state}{why}", {}
 
 
 # ---- commands ----------------------------------------------------------------------------------------------------

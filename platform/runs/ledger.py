@@ -37,7 +37,7 @@ from jurat.platform.errors import DataError, FencedOut, Interrupted
 from jurat.platform.faults import point
 from jurat.platform.runs import events, ingest, leases, rollouts
 from jurat.platform.runs import repository as sql
-from jurat.platform.runs.disk import spare
+from jurat.platform.runs.disk import reserve, spare
 from jurat.platform.runs.records import Lease, RunInfo, Segment
 from jurat.platform.runs.rollouts import Advantages
 from jurat.platform.runs.spool import Op, Spool
@@ -127,7 +127,9 @@ class RunLedger:
         process writes after all.
         ``recorded`` hears of each checkpoint; must return at once.
         ``texts``: whose prompts and completions are kept as text beside the tokens. ``max_records``,
-        ``max_bytes``: how much may wait for the writer. ``retry_seconds``: pause after a failed attempt."""
+        ``max_bytes``: how much may wait for the writer. ``retry_seconds``: pause after a failed attempt. Raises ConfigError
+        where JURAT_RESERVE_BYTES is no number: later on it would cost every batch."""
+        reserve()
         self._store, self._run, self._stage, self._segment, self._folder = store, run, stage, segment, folder
         self._texts, self._max_records, self._max_bytes, self._retry_seconds = (
             texts,
@@ -344,8 +346,9 @@ class RunLedger:
                 continue
             except Exception as error:
                 self._lost += 1
-                log.exception("the rollouts of step %d cannot be written and are lost", batch.step)
-                ops.append(self._event("rollouts_lost", {"step": batch.step, "why": repr(error)}))
+                what = "advantages" if isinstance(batch, Advantages) else "rollouts"
+                log.exception("the %s of step %d cannot be written and are lost", what, batch.step)
+                ops.append(self._event(f"{what}_lost", {"step": batch.step, "why": repr(error)}))
             with self._wake:
                 self._bytes -= size
         for item, size in taken:

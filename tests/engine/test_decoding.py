@@ -280,3 +280,21 @@ def test_a_cancelled_row_is_dropped_and_the_others_do_not_notice(model):
     decoding.run()
     assert sorted(results) == [0, 2, 3, 4]
     assert_equal([results[i] for i in sorted(results)], [wanted[i] for i in sorted(results)])
+
+
+class Choosy(Decoding):
+    """A machine that cannot take every row in."""
+
+    def _enter(self, row):
+        if row.request.rollout_id == "0.1":
+            raise RuntimeError("no place")
+        super()._enter(row)
+
+
+def test_a_row_that_cannot_be_taken_in_is_answered_and_the_others_go_on(model):
+    decoding, answers = Choosy(LlamaDecoder(flat(model)), max_concurrent=8), {}
+    asked = requests(prompts=PROMPTS[:2], counts=(3, 1), new=(3,), stop=())
+    decoding.submit([Row(r, lambda got, name=r.rollout_id: answers.setdefault(name, got)) for r in asked])
+    decoding.run()
+    assert str(answers.pop("0.1")) == "no place"
+    assert {name: len(got.token_ids) for name, got in answers.items()} == {"0.0": 3, "0.2": 3, "1.0": 3}

@@ -735,6 +735,16 @@ async def test_it_stays_awake_while_a_request_is_in_flight():
     assert engine.asked == []
 
 
+async def test_a_row_that_vllm_does_not_take_is_answered():
+    class Refusing(Recording):
+        def add_request(self, *_):
+            raise ValueError("not now")
+
+    rows = VllmRows(Refusing(), max_length=64, dtype=torch.float32, source=dict)
+    with pytest.raises((ValueError, ImportError), match=r"not now|vllm"):  # or vLLM is not there to be asked
+        await asyncio.wait_for(BatchedSampler(rows).sample(requests()[0]), 20)
+
+
 @needs_vllm
 async def test_a_build_that_cannot_sleep_says_so_and_draws_on(serve, folder, own):
     engine = serve(folder, offload=True)

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -177,6 +178,17 @@ def test_mlflow_has_the_record(tmp_path, monkeypatch):
         {(name.replace("+", "_"), step): v for (name, step), v in numbers.items()}, nan_ok=True
     )
     assert "held_out/accuracy" in run.data.metrics
+    name = run.info.run_id
+    for steps in ((1, 2, 3), (2, 3, 4)):  # two crashes: what is done again is told once
+        again = trackers.MLflow()
+        again.begin(SimpleNamespace(id="r", project="", lease_epoch=1), {}, name)
+        for step in steps:
+            again.log(
+                [trackers.Point(stage="", first_step=1, step=step, at=9.0, values={"x": 1.0, "reward/mean": 0.5})]
+            )
+    for metric in ("reward/mean", "x"):
+        told = [each.step for each in asked.get_metric_history(name, metric)]
+        assert sorted(told) == ([0, 1, 2, 3, 4] if metric != "x" else [3, 4])
 
 
 def logged(data: bytes) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -280,6 +281,37 @@ def test_a_fork_begins_where_its_parent_was(each: Served) -> None:
     assert reply[0] == 422 and "not here whole" in reply[2]["detail"] and str(store.home) not in json.dumps(reply[2])
     assert each.ask("POST", f"{RUNS}/child:fork", {})[0] == 422  # it has no checkpoint
     assert len(list(client.runs())) == 3
+
+
+def test_what_a_person_ran_with_files_of_their_own_is_not_forked_over_http(each: Served, tmp_path: Path) -> None:
+    store, operators = each.service.store, tmp_path / "operators"
+    operators.mkdir()
+    (operators / "team.yaml").write_text(json.dumps({**RECIPE, "name": "team", "verifiers": ["checks.py"]}))
+    each.service.settings = dataclasses.replace(each.service.settings, recipes=(operators,))
+    parent, _ = trained(store)
+
+    def fork(meta: dict[str, Any] | None = None, **recipe: Any) -> Any:
+        values = {"recipe": {**parent.recipe, **recipe}, "meta": {"base": "/x", **(meta or {})}}
+        store.write(lambda c: c.execute(sa.update(t.run).where(t.run.c.pk == parent.pk).values(**values)))
+        status, _, told = each.ask("POST", f"{RUNS}/parent:fork", {})
+        return store.run(told["id"]).meta["base"] if status == 201 else (status, kind((status, {}, told))[1])
+
+    engine, tracking = parent.recipe["engine"], parent.recipe["tracking"]
+    own = {"verifiers": ["checks.py"]}
+    refused = (409, "conflict")
+    assert fork() == "/x" == fork(tracking={**tracking, "database": "sqlite:////elsewhere/x.db"})
+    assert (
+        fork(**own)
+        == refused
+        == fork(model="/models/mine")
+        == fork(engine={**engine, "sampler": "vllm", "vllm_url": "http://h:1"})
+    )
+    assert fork(data={"train": {"source": "mine.jsonl"}}) == refused == fork(tracking={**tracking, "log_to": ["wandb"]})
+    member = {"use": "problem", "args": {"table": "../secret.csv"}}
+    assert fork(reward={"members": [member]}) == refused
+    assert fork({"launched_by": "key:a"}, **own) == "/x"  # by this service, from a recipe of the operator's
+    assert fork(**own, name="team") == str(operators)  # as a launch would: not the person's file of that name
+    assert fork(verifiers=["checks.py", "mine.py"], name="team") == refused
 
 
 # ---- by digest ---------------------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ def test_what_was_done_is_counted(each: Served) -> None:
     ] * 4
     assert found["jurat_spool_files", ()] == 1 and found["jurat_spool_bytes", ()] == 100
     assert found["jurat_writer_commits_total", ()] >= 3
+    assert each.ask("POST", "/api/v1/runs/r:cancel")[0] in (200, 202)  # what is over is not looked through each time
+    assert read(each)["jurat_spool_files", ()] == 0
 
 
 def test_a_key_may_read_it(each: Served) -> None:

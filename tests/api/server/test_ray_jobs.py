@@ -99,3 +99,14 @@ def test_no_run_is_claimed_while_the_cluster_does_not_answer(tmp_path: Path) -> 
     launcher.look()
     assert store.run("r").state == "queued" and "ray" not in vars(sys.modules["jurat.api.server.ray_jobs"])
     store.close()
+
+
+def test_an_answer_without_a_status_is_no_answer(answers, tmp_path: Path) -> None:
+    address, told, _ = answers
+    work = RayWork("r", 1, Head(address), tmp_path, tmp_path / "log")
+    for said in ({}, {"status": None}, {"state": "RUNNING"}, []):
+        told[f"GET /api/jobs/{work.name}"] = 200, said
+        with pytest.raises(Silent, match="answers 200"):
+            work.poll()
+    told[f"GET /api/jobs/{work.name}"] = 200, {"status": "SUCCEEDED", "driver_exit_code": 0}
+    assert work.poll() == 0

@@ -140,3 +140,29 @@ def test_a_name_whose_transaction_was_undone_is_not_remembered(store: Store, new
             bad.result()
         good.result()
     assert [(p.name, p.value) for p in store.metrics(run)] == [("fresh", 2.0)]
+
+
+def test_what_nobody_waits_for_is_told_to_the_log(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="jurat")
+    logging.getLogger("jurat").propagate = True
+
+    def fails(_: sa.Connection) -> None:
+        raise DataError("no room")
+
+    with Writer(store.engine) as writer:
+        writer.leave(_key("a"), "the first")
+        writer.leave(fails, "the rollup of 'x'")
+    assert _names(store) == {"a"} and [r.message for r in caplog.records] == ["the rollup of 'x' failed: no room"]
+
+
+def test_a_log_whose_size_is_not_told_does_not_end_the_writer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="jurat")
+    logging.getLogger("jurat").propagate = True
+    engine = connect(f"sqlite:///{tmp_path / 'x.db'}", durable=False)
+    with Writer(engine) as writer:
+        (tmp_path / "loop").symlink_to("loop")
+        writer._log._path = tmp_path / "loop"  # OSError: too many levels of symbolic links
+        for n in range(3):
+            assert writer.submit(lambda c, n=n: c.execute(sa.text(f"SELECT {n}")).scalar()).result(20) == n
+    assert [r.message.partition(":")[0] for r in caplog.records] == ["the size of the write-ahead log is not known"]
+    engine.dispose()

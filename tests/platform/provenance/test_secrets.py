@@ -30,6 +30,7 @@ PLAIN = [
     "checkpoints/grpo/step-000100/policy/model.safetensors", "AReaL, arXiv 2505.24298, eq. 5", "2026-11-30T20:00:00Z",
     "VerifierVersion2WithALongName", "A word that is quite long: antidisestablishmentarianism", "1234567890" * 4,
     "jurat.verifiers.math:MathVerifierWithTwo2Names", "\\boxed{0.5} 1/2", "=" * 40, "https://example.org/a/b?c=d",
+    "/mnt/A1/b2/C3/d4/E5/f6/G7/x", "runs/Q4/K5/v1/B2/X3/y7/W8.jsonl", "/data/of/us/long-name-of-x/A1/b2/c3",
 ]  # fmt: skip
 
 
@@ -67,6 +68,22 @@ def test_names_tell() -> None:
     ]  # fmt: skip
 
 
+def test_what_a_recipe_goes_on_from_stays_and_a_key_in_its_place_does_not() -> None:
+    names = ["/mnt/vol/aB3xK9pQ2zR7/M4", "DPO-8B-Q4-K5-v1-b2-X3", "lab/aB3xK9pQ2zR7-M4-w"]
+    recipe = {"model": names[1], "data": {"train": {"source": names[0]}}, "verifiers": names,
+              "stages": [{"data": {"held_out": {"source": names[2]}}}]}  # fmt: skip
+    assert secrets.redacted(recipe) == recipe
+    assert secrets.redacted(names[0], "data.train.source") == names[0]  # as a parameter that is searched for
+    assert secrets.redacted({"other": names}) == {"other": [secrets.BLOT] * 3}
+    for secret in SECRETS:
+        assert secrets.redacted({"model": secret, "verifiers": [secret]}) == {
+            "model": secrets.BLOT, "verifiers": [secrets.BLOT],
+        }  # fmt: skip
+    assert secrets.redacted({"source": f"s3://key:{SECRETS[8]}@host/data"}) == {
+        "source": f"s3://{secrets.BLOT}@host/data"
+    }
+
+
 def _repository(folder: Path) -> None:
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "--allow-empty", "-m", "x"]):
         subprocess.run(["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@y", *words], check=True)
@@ -94,7 +111,7 @@ def _made(patch: bytes, argv: list[str]) -> Ingredients:
 
 
 def test_scrub(store: Store, recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = "/mnt/A1/b2/C3/d4/E5/f6/G7"  # looks like a secret, and a resume needs it
+    base = "/mnt/aB3xK9pQ2zR7/M4/vol"  # looks like a secret, and a resume needs it
     meta = {"note": SECRETS[0], "base": base}
     run = store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta=meta, run_id="r",
                            tags={"api_key": "hush", "good": "yes"})  # fmt: skip

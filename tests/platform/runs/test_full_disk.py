@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 from typing import Any
 
 import pytest
 
+from jurat.platform.errors import ConfigError
 from jurat.platform.provenance.verify import verify
 from jurat.platform.runs import disk, rollouts
 from jurat.platform.runs.ledger import RunLedger
+from jurat.platform.runs.rollouts import Advantages
 from jurat.platform.runs.store import Store
 
 
@@ -66,3 +69,26 @@ def test_the_floor(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert disk.spare(tmp_path) == 0
     monkeypatch.setenv("JURAT_RESERVE_BYTES", "7")
     assert disk.spare(tmp_path) == (1 << 20) - 7
+    for given in ("2G", "-1", "1e9", "\N{SUPERSCRIPT TWO}"):
+        monkeypatch.setenv("JURAT_RESERVE_BYTES", given)
+        with pytest.raises(ConfigError, match="no number of bytes"):
+            disk.spare(tmp_path)
+
+
+def test_a_floor_that_is_no_number_is_refused_before_anything_is_recorded(
+    store: Store, new_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run()
+    monkeypatch.setenv("JURAT_RESERVE_BYTES", "2 GiB")
+    with pytest.raises(ConfigError, match="JURAT_RESERVE_BYTES is '2 GiB'"):
+        RunLedger(store, run, "", store.start_segment(run, first_step=0), run.folder)
+
+
+def test_what_is_lost_is_named(store: Store, new_run: Any, batch: Any) -> None:
+    run = new_run()
+    with RunLedger(store, run, "", store.start_segment(run, first_step=0), run.folder) as ledger:
+        ledger._put(dataclasses.replace(batch(1), groups=(object(),)), 0)
+        ledger.record_batch(batch(2))
+        ledger._put(Advantages(step=2, of={"a": "no vector"}), 0)  # type: ignore[dict-item]
+    lost = [(event.kind, event.payload["step"]) for event in store.events(run) if event.kind.endswith("_lost")]
+    assert lost == [("rollouts_lost", 1), ("advantages_lost", 2)] and ledger.health().lost == 2

@@ -97,6 +97,27 @@ def test_what_a_deleted_run_leaves(store: Store, made: Any) -> None:
     assert not parent.folder.exists() and not child.folder.exists()
 
 
+def test_a_fork_that_is_made_meanwhile_keeps_its_checkpoint(
+    store: Store, made: Any, recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, (_, second) = made("parent")
+    delete(store, parent, 31)
+    write = store.write
+
+    def late(job: Any) -> Any:
+        monkeypatch.undo()
+        store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={}, run_id="child", parent_run="parent",
+                         from_checkpoint=second)  # fmt: skip
+        return write(job)
+
+    monkeypatch.setattr(store, "write", late)
+    assert [each.name for each in collect(store)] == ["parent"]
+    assert store.read(lambda c: lineage.whole_checkpoint(c, second)).digest == second
+    kept = parent.folder / "checkpoints/main/step-000002"
+    assert {path for path in parent.folder.rglob("*") if path.is_file()} == set(kept.iterdir())
+    assert store.metrics(parent) == [] and store.events(parent)[-1].kind == "collected" and collect(store) == []
+
+
 def test_what_no_record_names(store: Store, made: Any, new_run: Any) -> None:
     run, _ = made("run")
     going = new_run()

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jurat.platform.db import tables as t
+from jurat.platform.db.engine import writing
 from jurat.platform.db.writer import Writer
 from jurat.platform.errors import DataError
 from jurat.platform.provenance.verify import verify
@@ -188,3 +189,35 @@ def test_what_is_no_point_is_refused(store: Store, new_run: Any, step: Any, valu
     segment = store.start_segment(run, first_step=0)
     with pytest.raises((TypeError, OverflowError)):
         store.write(lambda c: ingest.insert_points(c, run.pk, [(segment.no, step, 1, "x", value)]))
+
+
+def test_two_writers_of_one_run_wait_in_turn(store: Store, new_run: Any) -> None:
+    """Both sharing the run and then updating it, each waited for the other until the database ended one of them."""
+    run = new_run()
+    store.start_segment(run, first_step=0)
+    held, raised = threading.Event(), []
+    postgres = store.engine.dialect.name == "postgresql"  # another writer of SQLite waits before it begins
+    query = "count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    waits = sa.text(f"SELECT {query if postgres else 1}")
+
+    def second() -> None:
+        try:
+            with writing(store.engine) as connection:
+                place = ingest.place(connection, run.id)
+                held.set()
+                ingest.insert_points(connection, place.run_pk, [(0, 1, 2, "b", 1.0)])
+        except sa.exc.DBAPIError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=second)
+    try:
+        with writing(store.engine) as connection:
+            ingest.place(connection, run.id)
+            thread.start()
+            while not held.is_set() and not store.read(lambda c: c.execute(waits).scalar_one()):
+                held.wait(0.01)
+            ingest.insert_points(connection, run.pk, [(0, 1, 1, "a", 1.0)])
+    finally:
+        thread.join()
+    assert raised == []
+    assert sorted(store.read(lambda c: metrics.latest(c, [run.pk], None))[run.pk]) == ["a", "b"]

@@ -88,6 +88,26 @@ def test_gpus_are_counted_from_the_recipes_of_live_leases(store: Store, recipe: 
     assert store.read(leases.leased_gpus) == 1 + 3 + 4
 
 
+def test_a_run_that_is_too_large_waits_for_another_service_and_hides_nobody(
+    store: Store, recipe: Recipe, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "_CANDIDATES", 2)
+    asked = Recipe.model_validate({**recipe.model_dump(mode="json"), "engine": {"device": "cuda", "ranks": 8}})
+    make = lambda: store.create_run(recipe=asked, recipe_digest="", reward_digest="", meta={}, state="queued")
+    large = [make() for _ in range(5)]
+    small = queue()
+    claim = lambda gpus: store.write(lambda c: leases.claim(c, "w", gpus=gpus))
+    assert [lease and lease.run for lease in (claim(4), claim(4), claim(0))] == [small.id, None, None]
+    found = [store.run(run.id) for run in large]
+    assert {(run.state, run.detail, run.version) for run in found} == {
+        ("queued", "waits for a service that has 8 GPUs (jurat serve --gpus)", 2)  # said once
+    }
+    assert claim(8).run == large[0].id and store.run(large[0].id).detail == ""
+    _late(store, large[1])
+    store.write(lambda c: leases.reap(c))
+    assert "it was queued, and waits for a service that has 8 GPUs" in store.run(large[1].id).detail
+
+
 def test_a_run_that_takes_no_step_is_said_to_stall_once(store: Store, queue: Any) -> None:
     run, held = queue(), Limits(stalled=60.0)
     lease = store.take(run)
