@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import json
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from jurat.platform.runs.states import Limits
 def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapping[str, Any]], None]) -> None:
     """Serve until a signal comes; ``listens`` hears of the address. Raises JuratError before anything is served."""
     _give_memory_back()
+    sys.setswitchinterval(0.001)  # else a search holds the writer back for 5 ms at a time
     folder = settings.home / "service"
     with ExitStack() as leaving:
         for held, where in (("home folder", folder), ("database file", _beside_file(settings))):
