@@ -24,6 +24,7 @@ from jurat.api.server.service import (
     unchanged,
 )
 from jurat.api.server.shapes import tell
+from jurat.api.server.strict import StrictRoute
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
@@ -34,7 +35,7 @@ from jurat.platform.runs import search as find
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.states import LEASED
 
-router = APIRouter(tags=["runs"])
+router = APIRouter(tags=["runs"], route_class=StrictRoute)
 
 Filter = Annotated[
     str, Query(max_length=8192, description="For example `state = running AND metrics.reward/mean > 0.5`.")

@@ -62,6 +62,34 @@ def test_a_run_is_made_found_changed_and_hidden(each: Served) -> None:
     assert each.ask("GET", "/api/v1/runs/a-run")[0] == 404 and each.ask("GET", "/api/v1/runs")[2]["runs"] == []
 
 
+def test_an_empty_body_is_none(served: Served) -> None:
+    run = served.ask("POST", "/api/v1/runs", TINY)[2]["id"]
+    for kind in ("application/json", "application/x-www-form-urlencoded"):  # as curl -d '' has it
+        assert served.ask("POST", f"/api/v1/runs/{run}:cancel", raw=b"", headers={"Content-Type": kind})[0] == 200
+    status, _, problem = served.ask("POST", "/api/v1/runs", raw=b"")
+    assert (status, problem["detail"]) == (422, "the body: Field required")
+
+
+def test_what_is_misspelt_is_told(served: Served) -> None:
+    """A parameter that is not there, and a value that its field never has, would else find all or nothing."""
+    run = served.ask("POST", "/api/v1/runs", TINY)[2]["id"]
+    for query, said in (
+        ("?filtre=state=running", "no parameter 'filtre'. Did you mean 'filter'?"),
+        (f"/{run}?metrics=x&field=state", "no parameter 'field'. Did you mean 'fields'?"),
+        (f"/{run}/commands?page=2", "no parameter 'page'. It takes none."),
+        ("?filter=state=finnished", "Did you mean 'finished'?"),
+        ("?filter=state%20IN%20[failed,%20runing]", "Did you mean 'running'?"),
+        (f"/{run}/rollouts?filter=status=corect", "Did you mean 'correct'?"),
+        (f"/{run}/rollouts?filter=verdicts.math.status!=timeuot", "Did you mean 'timeout'?"),
+        (f"/{run}/rollouts?filter=finish=lenght", "Did you mean 'length'?"),
+    ):
+        status, _, problem = served.ask("GET", f"/api/v1/runs{query}")
+        assert status == 400 and said in problem["detail"], (query, problem)
+    assert served.ask("GET", "/api/v1/runs?filter=state:runn")[0] == 200  # a part of a value may be any
+    assert served.ask("POST", f"/api/v1/runs/{run}:cancel?force=1")[0] == 400
+    assert served.ask("GET", f"/api/v1/runs/{run}")[2]["state"] == "queued"
+
+
 def test_an_idempotency_key_makes_one_run(each: Served) -> None:
     key = {"Idempotency-Key": "k-1"}
     first = each.ask("POST", "/api/v1/runs", TINY, key)
