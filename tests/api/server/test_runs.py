@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -10,7 +11,11 @@ import pytest
 
 from jurat.api.server import routes_stream
 from jurat.client import Client, ServiceError
+from jurat.platform.provenance import versions
+from jurat.platform.provenance.records import VerifierFacts
+from jurat.platform.recipe import Member, RewardPart
 from jurat.platform.runs import leases
+from jurat.verifiers.judge import LocalJudge
 from services import Served
 
 TINY = {"recipe": "tiny", "config": {"seed": 7}}
@@ -88,6 +93,29 @@ def test_what_is_misspelt_is_told(served: Served) -> None:
     assert served.ask("GET", "/api/v1/runs?filter=state:runn")[0] == 200  # a part of a value may be any
     assert served.ask("POST", f"/api/v1/runs/{run}:cancel?force=1")[0] == 400
     assert served.ask("GET", f"/api/v1/runs/{run}")[2]["state"] == "queued"
+
+
+def test_a_quarantined_verifier_is_not_launched(each: Served) -> None:
+    """Refused at the door: by what is installed here, whatever else of its name is quarantined."""
+    with LocalJudge(RewardPart(members=(Member(use="math"),)), spares=0, cache=0) as judge:
+        bound = judge.bind()["math"]
+        said = judge.identity("math", {}, sources=False)
+    parts = {key: said[key] for key in ("version", "code", "config", "deps", "weights", "abi", "kind")}
+    facts = VerifierFacts(label="math", name="math", digest=bound.digest, args={}, **parts)
+    old = replace(facts, digest="sha256:" + "0" * 64)
+    store = each.service.store
+    for one in (facts, old):
+        store.write(lambda c, f=one: versions.register(c, f))
+    store.write(lambda c: versions.set_status(c, old.digest, "quarantined", "it was mended since"))
+    assert each.ask("POST", "/api/v1/runs", TINY)[0] == 201
+    store.write(lambda c: versions.set_status(c, facts.digest, "quarantined", "accepts a wrong answer"))
+    for asked in (TINY, {"recipe": "tiny", "config": {"reward.members": [{"use": "math"}]}}):
+        status, _, problem = each.ask("POST", "/api/v1/runs", asked)
+        assert (status, problem["type"]) == (409, "/problems/quarantined-verifier"), problem
+        assert "math is installed here as version" in problem["detail"] and "accepts a wrong" in problem["detail"]
+    assert each.ask("GET", "/api/v1/runs?count=exact")[2]["total"] == 1
+    store.write(lambda c: versions.set_status(c, facts.digest, "active", ""))
+    assert each.ask("POST", "/api/v1/runs", TINY)[0] == 201
 
 
 def test_an_idempotency_key_makes_one_run(each: Served) -> None:
