@@ -11,6 +11,7 @@ import pytest
 
 from jurat.api.server import routes_stream
 from jurat.client import Client, ServiceError
+from jurat.platform.errors import ConfigError
 from jurat.platform.provenance import versions
 from jurat.platform.provenance.records import VerifierFacts
 from jurat.platform.recipe import Member, RewardPart
@@ -113,8 +114,20 @@ def test_a_quarantined_verifier_is_not_launched(each: Served) -> None:
         status, _, problem = each.ask("POST", "/api/v1/runs", asked)
         assert (status, problem["type"]) == (409, "/problems/quarantined-verifier"), problem
         assert "math is installed here as version" in problem["detail"] and "accepts a wrong" in problem["detail"]
+    client = each.client()
+    assert (tainted := client.affected(facts.digest))["runs"] == [] and tainted["roots"][0]["id"] == facts.digest
+    assert client.provenance("verifier_version", facts.digest, direction="forward")["roots"] == tainted["roots"]
+    run = next(client.runs())["id"]
+    assert client.segments(run) == [] and client.diff(run, run) and client.verify_run(run)["whole"]
     assert each.ask("GET", "/api/v1/runs?count=exact")[2]["total"] == 1
     store.write(lambda c: versions.set_status(c, facts.digest, "active", ""))
+    assert [v["ordinal"] for v in client.verifier_versions("math")] == [2, 1]
+    assert client.verify("math@1", [{"gold": "2", "completion": "It is 2"}])[0]["status"] == "correct"
+    with pytest.raises(ConfigError, match="no version 'math@3'") as caught:
+        client.verify("math@3", [])
+    assert "math@2, math@1" in caught.value.fix
+    with pytest.raises(ServiceError, match="quarantined"):
+        client.verify("math", [{"gold": "2", "completion": "It is 2"}])  # the newest, which was left quarantined
     assert each.ask("POST", "/api/v1/runs", TINY)[0] == 201
 
 
