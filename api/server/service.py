@@ -71,7 +71,7 @@ class Settings:
     @property
     def hosts(self) -> frozenset[str]:
         """What a Host header may say."""
-        own = {"127.0.0.1", "localhost", "[::1]"} if self.loopback else {_bracketed(self.host)} - {"0.0.0.0", "[::]"}
+        own = {"127.0.0.1", "localhost", "[::1]"} if self.loopback or self.everywhere else {_bracketed(self.host)}
         return frozenset({*own, *(_bracketed(name.lower()) for name in self.host_names)})
 
     @property
