@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 
@@ -21,23 +20,6 @@ from jurat.platform.errors import JuratError
 
 log = logging.getLogger(__name__)
 BASE = "/api/v1"
-
-
-class StrictRequest(Request):
-    """Its JSON is what the guard has parsed, strictly and once."""
-
-    async def json(self) -> Any:
-        return self.scope["state"].get("json")
-
-
-class StrictRoute(APIRoute):
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def strictly(request: Request) -> Response:
-            return await handle(StrictRequest(request.scope, request.receive))
-
-        return strictly
 
 
 def create_app(service: Service) -> guard.Guard:
@@ -59,7 +41,6 @@ def create_app(service: Service) -> guard.Guard:
         summary="Runs, reward versions, rollouts and where every number came from",
     )  # fmt: skip
     app.state.service, app.state.hub = service, routes_stream.Hub(service)
-    app.router.route_class = StrictRoute
     for routes in (
         routes_lineage,
         routes_bundles,
@@ -75,7 +56,9 @@ def create_app(service: Service) -> guard.Guard:
     app.include_router(routes_admin.outside)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
-    return guard.Guard(app, hosts=service.settings.hosts, requests=service.requests)
+    return guard.Guard(
+        app, hosts=service.settings.hosts, addresses=service.settings.everywhere, requests=service.requests
+    )
 
 
 def _answer(request: Request, problem: Problem) -> Response:

@@ -12,6 +12,7 @@ from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import PageSize, PageToken
 from jurat.api.server.service import CanRead, CanWrite, Here, Service, once
 from jurat.api.server.shapes import tell
+from jurat.api.server.strict import StrictRoute
 from jurat.datasets.manifest import Manifest
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
@@ -19,7 +20,7 @@ from jurat.platform.db.keyset import Key, after, ordering
 from jurat.platform.errors import DataError
 from jurat.platform.provenance import versions
 
-router = APIRouter(tags=["registry"])
+router = APIRouter(tags=["registry"], route_class=StrictRoute)
 _D, _M = t.dataset_version.c, t.model_version.c
 Named = Annotated[str, Path(max_length=500)]
 

@@ -60,6 +60,10 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
         )  # fmt: skip
         open_to = " without a key" if service.open else ""
         note(f"jurat serves {settings.home} at {settings.url}{open_to} (Ctrl-C stops it; runs go on)")
+        if settings.everywhere and not settings.host_names:
+            note(
+                "  it answers to IP addresses and localhost: other names by which clients call it are given with --host-name NAME"
+            )
         listens({"url": settings.url, "home": str(settings.home), "open": service.open})
         try:
             asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))

@@ -183,7 +183,8 @@ class Store:
                 raise self._taken(run_id)
 
     def _taken(self, run_id: str) -> NameTaken:
-        return NameTaken(f"there is a run {run_id!r} already", where=str(self.home), fix="choose another name")
+        return NameTaken(f"there is a run {run_id!r} already", where=str(self.home),
+                         fix="another name (--run-id) for a new run, another --home for a bundle")  # fmt: skip
 
     def run(self, id_or_prefix: str) -> RunInfo:
         """By id, by a prefix that only one run has, or ``latest``. Raises ConfigError naming the nearest."""
