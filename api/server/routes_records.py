@@ -27,8 +27,6 @@ from jurat.platform.runs.repository import evaluation_to_json
 
 router = APIRouter(tags=["records"])
 
-MAX_ROWS = 10_000
-
 
 @router.get("/runs/{run}/events", summary="What happened, in order", responses=responses("bad-page-token"))
 def list_events(
@@ -208,8 +206,6 @@ def columns(asked: shapes.MetricBatch) -> tuple[list[str], list[int], list[float
                 "a step is a whole number from 0 to 2^53",
                 errors=[{"pointer": "/steps", "code": "range", "message": "out of range"}],
             )
-    if len(names) > MAX_ROWS:
-        raise Problem("too-large", f"a batch may have {MAX_ROWS} points")
     shown = {name: t.visible(name) for name in set(names)}
     return [shown[name] for name in names], steps, values
 
