@@ -236,11 +236,13 @@ def delete_run(run: RunId, request: Request, service: Here, who: CanWrite) -> Re
         raise Problem("conflict", f"the run is {found.state}: cancel it first")
 
     def hide(connection: sa.Connection) -> None:
-        connection.execute(
+        moved = connection.execute(
             sa.update(t.run)
-            .where(t.run.c.pk == found.pk)
+            .where(t.run.c.pk == found.pk, t.run.c.version == found.version, t.run.c.ended.is_not(None))
             .values(deleted_at=now(connection), version=t.run.c.version + 1)
         )
+        if not moved.rowcount:
+            raise Problem("stale-version", "it has changed since; read it again")
         events.add(connection, found.pk, "deleted", {"by": who.name}, at=now(connection))
 
     service.writer.call(hide)

@@ -62,6 +62,29 @@ def test_a_run_is_made_found_changed_and_hidden(each: Served) -> None:
     assert each.ask("GET", "/api/v1/runs/a-run")[0] == 404 and each.ask("GET", "/api/v1/runs")[2]["runs"] == []
 
 
+def test_of_those_who_read_one_version_one_changes_it(each: Served) -> None:
+    store, answers = each.service.store, list[int]()
+
+    def change(method: str, body: Any, path: str, version: dict[str, str], ready: threading.Barrier) -> None:
+        ready.wait(20)
+        answers.append(each.ask(method, path, body, version)[0])
+
+    for turn in range(4):
+        path = f"/api/v1/runs/r{turn}"
+        each.ask("POST", "/api/v1/runs", {**TINY, "id": f"r{turn}"})
+        assert each.ask("POST", f"{path}:cancel")[0] == 200
+        version, ready = {"If-Match": each.ask("GET", path)[1]["etag"]}, threading.Barrier(3)
+        asked = [("DELETE", None), ("DELETE", None), ("PATCH", {"priority": 1})]
+        racing = [threading.Thread(target=change, args=(*each_, path, version, ready)) for each_ in asked]
+        answers.clear()
+        [thread.start() for thread in racing]
+        [thread.join() for thread in racing]
+        first, *others = sorted(answers)
+        assert first in (200, 204) and set(others) <= {404, 412}, answers
+        said = [event.kind for event in store.events(store.run(f"r{turn}"))]
+        assert said.count("deleted") == answers.count(204)
+
+
 def test_an_idempotency_key_makes_one_run(each: Served) -> None:
     key = {"Idempotency-Key": "k-1"}
     first = each.ask("POST", "/api/v1/runs", TINY, key)
