@@ -16,8 +16,10 @@ from jurat.api.server.service import (
     CanRead,
     CanWrite,
     Here,
+    Service,
     etag,
     masked,
+    noted,
     once,
     refuse_stale,
     run_named,
@@ -86,6 +88,7 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
                 meta=meta,
                 run_id=asked.id,
                 state="queued",
+                also=noted(request, who),
                 **given,
             )
         except ConfigError as error:
@@ -93,10 +96,9 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
         if service.launcher is not None:
             service.launcher.wake()
         service.audit(who.name, "create run", run.id, request.scope["state"]["request_id"], "done")
-        body = search.whole(service.store, run)
-        return tell(body, 201, {"Location": f"/api/v1/runs/{run.id}", "ETag": etag(body["version"])})
+        return _made(service, run)
 
-    return once(request, who, make)
+    return once(request, who, make, lambda run: _made(service, service.store.run(run)))
 
 
 @router.post("/runs/{run}:fork", status_code=201, response_model=shapes.Run,
@@ -119,7 +121,7 @@ def fork_run(run: RunId, asked: shapes.Fork, request: Request, service: Here, wh
                 service.store, found, checkpoint=asked.checkpoint, run_id=asked.id, state="queued",
                 config={**config, "tracking.database": service.settings.database},
                 check=lambda own, new: launching.refuse_foreign(own, new, service.settings.home),
-                meta={"launched_by": who.name, **({} if base is None else {"base": str(base)})},
+                also=noted(request, who), meta={"launched_by": who.name, **({} if base is None else {"base": str(base)})},
                 priority=asked.priority, max_restarts=asked.max_restarts, max_runtime=asked.max_runtime, tags=asked.tags, by=who.name,
                 **({} if asked.project is None else {"project": asked.project}),
             )  # fmt: skip
@@ -130,10 +132,14 @@ def fork_run(run: RunId, asked: shapes.Fork, request: Request, service: Here, wh
         if service.launcher is not None:
             service.launcher.wake()
         service.audit(who.name, "fork run", made.id, request.scope["state"]["request_id"], "done")
-        body = search.whole(service.store, made)
-        return tell(body, 201, {"Location": f"/api/v1/runs/{made.id}", "ETag": etag(body["version"])})
+        return _made(service, made)
 
-    return once(request, who, make)
+    return once(request, who, make, lambda run: _made(service, service.store.run(run)))
+
+
+def _made(service: Service, run: RunInfo) -> Response:
+    body = search.whole(service.store, run)
+    return tell(body, 201, {"Location": f"/api/v1/runs/{run.id}", "ETag": etag(body["version"])})
 
 
 def _refuse_imported(run: RunInfo) -> None:

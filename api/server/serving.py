@@ -40,6 +40,7 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
                     f"another service holds this {held}: {error.what}", where=str(where.parent), fix="stop it first"
                 ) from None
         service = leaving.enter_context(closing(Service.start(settings)))
+        service.forget_open()
         listening = leaving.enter_context(closing(_socket(settings)))
         if settings.slots:
             limits = Limits(lease=settings.lease_seconds)

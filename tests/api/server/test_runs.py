@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from jurat.api.server import routes_stream
+from jurat.api.server.service import Service
 from jurat.client import Client, ServiceError
+from jurat.platform.db.writer import Busy
 from jurat.platform.runs import leases
 from services import Served
 
@@ -112,6 +114,17 @@ def test_an_idempotency_key_makes_one_run(each: Served) -> None:
     [thread.join() for thread in racing]
     assert set(answers) <= {201, 409} and 201 in answers
     assert each.ask("GET", "/api/v1/runs?count=exact")[2]["total"] == 2
+
+
+def test_a_run_whose_answer_was_lost_is_not_made_twice(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = {"Idempotency-Key": "k"}
+    with monkeypatch.context() as patch:  # after the run was made, before its answer is kept
+        patch.setattr(Service, "audit", lambda *_: (_ for _ in ()).throw(Busy("full", where="writer", fix="")))
+        assert each.ask("POST", "/api/v1/runs", TINY, key)[0] == 429
+    each.service.forget_open()  # as at the start of its next process
+    again = each.ask("POST", "/api/v1/runs", TINY, key)
+    assert again[0] == 201 and again[1]["idempotent-replayed"] == "true" and again[1]["etag"] == '"1"'
+    assert [run["id"] for run in each.ask("GET", "/api/v1/runs")[2]["runs"]] == [again[2]["id"]]
 
 
 def test_runs_are_found_by_filter_order_and_page(each: Served) -> None:
