@@ -215,9 +215,6 @@ class Failures:
         while len(self._seen) > self._addresses:
             self._seen.popitem(last=False)
 
-    def passed(self, address: str) -> None:
-        self._seen.pop(address, None)
-
 
 @dataclass(slots=True)
 class _Bucket:

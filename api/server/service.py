@@ -180,17 +180,16 @@ def principal_of(request: Request) -> Principal:
     found: Principal | None = None
     if shown or not service.open:
         address = request.client.host if request.client else ""
-        service.failures.refuse(address)
         if scheme.lower() == "bearer":
             found = service.keys.principal(shown.strip())
         if found is None:
             if shown:
+                service.failures.refuse(address)  # who shows a good key does not wait for others of the address
                 service.failures.failed(address)
                 service.audit(
                     "unknown", f"{request.method} {request.url.path}", address, state["request_id"], "unauthenticated"
                 )
             raise Problem("unauthenticated", "send Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"})
-        service.failures.passed(address)
         leave, refused, first = service.rates.enter(found.name)
         state.setdefault("leaving", []).append(leave)
         if refused is not None:

@@ -623,10 +623,12 @@ def test_bad_keys_are_answered_alike_then_made_to_wait(locked: tuple[Served, dic
     bodies_ = [{k: v for k, v in reply[2].items() if k != "request_id"} for reply in answers]
     assert {reply[0] for reply in answers} == {401} and all(body == bodies_[0] for body in bodies_)
     assert answers[0][1]["www-authenticate"] == "Bearer"
-    status, headers, _ = served.ask("GET", RUNS, headers={"Authorization": f"Bearer {good}"})
-    assert status == 429 and 1 <= int(headers["retry-after"]) <= 61  # the tenth was one too many, whatever comes next
+    for _ in range(2):  # the tenth was one too many; who has a good key does not wait for his neighbours
+        status, headers, _ = served.ask("GET", RUNS, headers={"Authorization": f"Bearer {wrong[0]}"})
+        assert status == 429 and 1 <= int(headers["retry-after"]) <= 61
+        assert served.ask("GET", RUNS, headers={"Authorization": f"Bearer {good}"})[0] == 200
+    assert served.ask("GET", RUNS)[0] == 401
     served.service.failures = guard.Failures()
-    assert served.ask("GET", RUNS, headers={"Authorization": f"Bearer {good}"})[0] == 200
 
 
 def test_failures_wait_twice_as_long_each_time() -> None:
@@ -645,8 +647,6 @@ def test_failures_wait_twice_as_long_each_time() -> None:
         failures.failed("a")
     assert waits == [60, 120, 240, 480, 900, 900]
     failures.refuse("b")
-    failures.passed("a")
-    failures.refuse("a")
 
 
 def test_keys_are_made_shown_once_and_revoked_over_http(locked: tuple[Served, dict[str, str]]) -> None:
