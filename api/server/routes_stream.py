@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import re
 import time
@@ -29,12 +30,15 @@ from jurat.platform.errors import JuratError
 from jurat.platform.runs import events
 from jurat.platform.runs.states import ENDED
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["runs"])
 
 LOOK_SECONDS = 0.2
 PING_SECONDS = 15.0
 BACKLOG = 1000
 """Events, or steps of metrics, that a client may have missed."""
+POINTS = 50_000
+"""Metric points that a client may have missed."""
 WAITING = 2000
 """Messages that may wait for a slow client; then it hears ``resync``."""
 CLIENTS = 200
@@ -80,21 +84,29 @@ def newest(connection: sa.Connection, run_pk: int) -> Mark:
     return Mark(int(seq), *((int(last.segment), int(last.step)) if last else (-1, -1)))
 
 
+def _following(run_pk: int, mark: Mark) -> sa.ColumnElement[bool]:
+    p = t.metric_point.c
+    keys = sa.select(t.metric_latest.c.key_pk).where(t.metric_latest.c.run_pk == run_pk)
+    after = sa.tuple_(p.segment, p.step) > sa.tuple_(sa.literal(mark.segment), sa.literal(mark.step))
+    return sa.and_(p.run_pk == run_pk, p.key_pk.in_(keys), after)
+
+
+def missed(connection: sa.Connection, run_pk: int, mark: Mark) -> int:
+    """Points after a mark, as far as they are told: no more than one above ``POINTS`` is counted."""
+    some = sa.select(sa.literal(1)).select_from(t.metric_point).where(_following(run_pk, mark)).limit(POINTS + 1)
+    return int(connection.execute(sa.select(sa.func.count()).select_from(some.subquery())).scalar_one())
+
+
 def since(connection: sa.Connection, run_pk: int, mark: Mark) -> list[Message]:
     """What followed, metrics before the events of the same look."""
     made, at = [], mark
     now = newest(connection, run_pk)
     if (now.segment, now.step) > (mark.segment, mark.step):
         p, k = t.metric_point.c, t.metric_key.c
-        keys = sa.select(t.metric_latest.c.key_pk).where(t.metric_latest.c.run_pk == run_pk)
         query = (
             sa.select(p.segment, p.step, k.name, p.value)
             .join(t.metric_key, k.pk == p.key_pk)
-            .where(
-                p.run_pk == run_pk,
-                p.key_pk.in_(keys),
-                sa.tuple_(p.segment, p.step) > sa.tuple_(sa.literal(mark.segment), sa.literal(mark.step)),
-            )
+            .where(_following(run_pk, mark))
             .order_by(p.segment, p.step, k.name)
         )
         steps: dict[tuple[int, int], dict[str, Any]] = {}
@@ -110,6 +122,13 @@ def since(connection: sa.Connection, run_pk: int, mark: Mark) -> list[Message]:
         if event.kind == "tracking_outage":  # records of earlier steps came later than those after them
             made.append(Message("resync", {"why": "records came late"}, at))
     return made
+
+
+def _ending(message: Message) -> str:
+    """The state that a run ended in; '' for a message that does not say so. A payload is what somebody wrote."""
+    said = message.data["payload"] if message.kind == "state" else None
+    state = said.get("to") if isinstance(said, dict) else None
+    return state if isinstance(state, str) and state in ENDED else ""
 
 
 @dataclass(slots=True)
@@ -158,7 +177,8 @@ class Hub:
             elif (
                 mark.seq > here.seq
                 or here.seq - mark.seq > BACKLOG
-                or (mark.segment >= 0 and here.step - mark.step > BACKLOG)
+                or here.step - mark.step > BACKLOG
+                or await asyncio.to_thread(store.read, lambda c: missed(c, run_pk, mark)) > POINTS
             ):
                 yield Message("resync", {"why": "too much was missed", "state": state}, begun).encode()
             else:
@@ -194,6 +214,9 @@ class Hub:
         """Look again and again, until nobody watches or the run is over."""
         try:
             await self._look_on(channel)
+        except Exception:  # the clients come again, and look at what went wrong by a request of their own
+            log.exception("the stream of run %d failed", channel.run_pk)
+            self._send(channel, None)
         finally:
             if self._channels.get(channel.run_pk) is channel:
                 del self._channels[channel.run_pk]
@@ -212,8 +235,7 @@ class Hub:
             for message in made:
                 self._send(channel, message)
                 channel.mark = message.mark
-            if any(m.kind == "state" and m.data["payload"].get("to") in ENDED for m in made):
-                state = next(m.data["payload"]["to"] for m in reversed(made) if m.kind == "state")
+            if state := next(filter(None, map(_ending, reversed(made))), ""):
                 self._send(channel, Message("end", {"state": state}, channel.mark))
                 self._send(channel, None)
                 return

@@ -12,7 +12,7 @@ from jurat.api.server import routes_stream
 from jurat.api.server.service import Service
 from jurat.client import Client, ServiceError
 from jurat.platform.db.writer import Busy
-from jurat.platform.runs import leases
+from jurat.platform.runs import events, leases
 from services import Served
 
 TINY = {"recipe": "tiny", "config": {"seed": 7}}
@@ -267,6 +267,27 @@ def test_who_was_away_too_long_or_is_too_slow_reads_the_rest_itself(
     client.log(run, 5, {"x": 5.0})
     assert [m.data.get("step") for m in islice(told, 1)] == [5]  # and goes on from there
     stream.close(), told.close()
+    assert next(client.stream(run, after="0--1--1")).kind == "resync"  # and so for who says that nothing was heard
+    monkeypatch.setattr(routes_stream, "BACKLOG", 1000)
+    client.log(run, 6, {f"y{i}": 0.0 for i in range(9)})
+    monkeypatch.setattr(routes_stream, "POINTS", 8)
+    assert next(client.stream(run, after="1-0-5")).kind == "resync"
+    monkeypatch.setattr(routes_stream, "POINTS", 9)
+    assert next(client.stream(run, after="1-0-5")).kind == "metrics"
+
+
+@pytest.mark.parametrize("payload", ["x", [1], {"to": ["finished"]}, {"to": {"a": 1}}, {}, None])
+def test_a_stream_survives_what_a_record_holds(served: Served, payload: Any) -> None:
+    client, store = served.client(), served.service.store
+    run = store.run(client.create_run("tiny")["id"])
+    stream = client.stream(run.id)
+    next(stream)
+    row = {"uid": "u", "segment": None, "at": 1, "kind": "state", "payload": payload or {"to": None}}
+    store.write(lambda c: events.insert(c, run.pk, [row]))
+    assert next(stream).data["payload"] == row["payload"]
+    client.log(run.id, 0, {"x": 0.0})
+    assert next(stream).kind == "metrics"
+    stream.close()
 
 
 def test_every_client_hears_the_same(served: Served) -> None:
