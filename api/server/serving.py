@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 
 from jurat.api.server.app import create_app
+from jurat.api.server.connections import Connection
 from jurat.api.server.executor import LocalExecutor
 from jurat.api.server.launcher import Launcher
 from jurat.api.server.ray_jobs import RayJobs
@@ -22,6 +23,9 @@ from jurat.platform.db.engine import connect
 from jurat.platform.errors import ConfigError, FencedOut
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.states import Limits
+
+KEEP_SECONDS = 15
+"""Of a connection on which nothing goes on."""
 
 
 def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapping[str, Any]], None]) -> None:
@@ -53,8 +57,8 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
         (folder / "url.json").write_text(json.dumps({"url": settings.url, "database": database}), "utf-8")
         config = uvicorn.Config(
             create_app(service), log_level="warning", server_header=False, date_header=False, access_log=False,
-            ws="none", lifespan="off",
-            timeout_keep_alive=75, h11_max_incomplete_event_size=65_536, limit_concurrency=1000,
+            ws="none", lifespan="off", http=Connection,
+            timeout_keep_alive=KEEP_SECONDS, h11_max_incomplete_event_size=65_536, limit_concurrency=1000,
             timeout_graceful_shutdown=5, proxy_headers=False,
         )  # fmt: skip
         open_to = " without a key" if service.open else ""
