@@ -276,6 +276,32 @@ def test_who_was_away_too_long_or_is_too_slow_reads_the_rest_itself(
     assert next(client.stream(run, after="1-0-5")).kind == "metrics"
 
 
+def test_points_that_come_late_are_not_lost(each: Served) -> None:
+    client = each.client()
+    run = client.create_run("tiny")["id"]
+    client.log(run, 9, {"before": 0.0})
+    stream = client.stream(run)
+    assert next(stream).kind == "state"
+    client.log(run, 10, {"a": 1.0})
+    assert next(stream).data == {"segment": 0, "step": 10, "values": {"a": 1.0}}
+    client.log(run, 10, {"kl": 2.0, "a": 7.0})  # a is there
+    assert next(stream).data == {"segment": 0, "step": 10, "values": {"kl": 2.0}}
+    client.log(run, 5, {"loss": 3.0})
+    late = next(stream)
+    assert (late.kind, late.data) == ("resync", {"why": "points of earlier steps came"})
+    client.log(run, 11, {"a": 2.0})
+    assert next(stream).data["step"] == 11
+    client.log(run, 11, {"b": 2.0})
+    client.log(run, 12, {"a": 3.0})
+    heard: dict[int, set[str]] = {}
+    while 12 not in heard:
+        message = next(stream)
+        assert message.kind == "metrics"
+        heard.setdefault(message.data["step"], set()).update(message.data["values"])
+    assert heard == {11: {"b"}, 12: {"a"}}
+    stream.close()
+
+
 @pytest.mark.parametrize("payload", ["x", [1], {"to": ["finished"]}, {"to": {"a": 1}}, {}, None])
 def test_a_stream_survives_what_a_record_holds(served: Served, payload: Any) -> None:
     client, store = served.client(), served.service.store
