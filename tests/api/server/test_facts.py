@@ -104,7 +104,7 @@ def test_a_service_that_is_away_costs_nothing(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_is_no_fact_is_refused(each: Served, begun: Any, tmp_path: Path) -> None:
+def test_what_is_no_fact_is_refused(each: Served, begun: Any) -> None:
     store, run, _, token = begun()
     store.start_segment(run, first_step=0)
     mine = {"Authorization": f"Bearer {token}"}
