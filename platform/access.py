@@ -17,11 +17,13 @@ import sqlalchemy as sa
 
 from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
-from jurat.platform.db.insert import insert_new
+from jurat.platform.db.insert import insert_first
 from jurat.platform.errors import ConfigError
 
 SCOPES = ("runs:read", "runs:write", "runs:launch", "verifiers:write", "data:read", "admin")
 _SHAPE = re.compile(r"jurat_([0-9a-z]{12})_([A-Za-z0-9_-]{43})")
+_BY, _MADE = "by", "made"
+"""Among the headers of a request that is not answered: the service that does what it asks, and the run that it made."""
 _USED_EVERY = 60_000_000
 """Microseconds between two notes of a key's use."""
 
@@ -51,6 +53,11 @@ class Answer:
     status: int | None
     headers: Mapping[str, str] | None
     body: bytes | None
+
+    @property
+    def made(self) -> str | None:
+        """The run that a request made which has no answer yet."""
+        return (self.headers or {}).get(_MADE) if self.status is None else None
 
 
 def _key(row: sa.RowMapping) -> Key:
@@ -134,28 +141,55 @@ def _hash(secret: str) -> str:
 
 
 def begin_request(
-    connection: sa.Connection, principal: str, key: str, *, route: str, body_sha256: str, seconds: float = 86_400.0
+    connection: sa.Connection,
+    principal: str,
+    key: str,
+    *,
+    route: str,
+    body_sha256: str,
+    by: str = "",
+    seconds: float = 86_400.0,
 ) -> Answer | None:
     """None: this is the first request with the key, and ``answer_request`` or ``drop_request`` is to follow. Else what is
-    known of the first: whether it was the same request is for the caller to compare. Expired ones are forgotten."""
+    known of the first: whether it was the same request is for the caller to compare. Expired ones are forgotten.
+
+    ``by``: the service that does what is asked, for ``drop_open``."""
     c, at = t.idempotency.c, now(connection)
     connection.execute(sa.delete(t.idempotency).where(c.expires < at))
     row = {
         "principal": principal, "key": key, "route": route, "body_sha256": body_sha256, "created": at,
-        "expires": at + int(seconds * 1e6),
+        "expires": at + int(seconds * 1e6), "headers": {_BY: by},
     }  # fmt: skip
-    here = (c.principal == principal, c.key == key)
-    found = connection.execute(sa.select(t.idempotency).where(*here)).mappings().first()
-    if found is None:
-        insert_new(connection, t.idempotency, [row])
+    if insert_first(connection, t.idempotency, row):
         return None
+    found = (
+        connection.execute(sa.select(t.idempotency).where(c.principal == principal, c.key == key)).mappings().first()
+    )
+    if found is None:  # dropped since: it may be made again
+        return Answer(route=route, body_sha256=body_sha256, status=None, headers=None, body=None)
     return Answer(**{name: found[name] for name in Answer.__slots__})
+
+
+def note_made(connection: sa.Connection, principal: str, key: str, run_id: str) -> None:
+    """In the transaction that makes the run: should its answer never be kept, the key still stands for this run."""
+    c = t.idempotency.c
+    here = (c.principal == principal, c.key == key, c.status.is_(None))
+    before = connection.execute(sa.select(c.headers).where(*here)).scalar() or {}
+    connection.execute(sa.update(t.idempotency).where(*here).values(headers={**before, _MADE: run_id}))
+
+
+def drop_open(connection: sa.Connection, by: str) -> None:
+    """When the service ``by`` starts: what its former process began, and did not do, may be asked for again."""
+    c = t.idempotency.c
+    for row in connection.execute(sa.select(c.principal, c.key, c.headers).where(c.status.is_(None))).all():
+        if (row.headers or {}).get(_BY) == by:
+            drop_request(connection, row.principal, row.key)
 
 
 def answer_request(
     connection: sa.Connection, principal: str, key: str, *, status: int, headers: Mapping[str, str], body: bytes
 ) -> None:
-    """In the transaction that does what was asked: both are kept or neither."""
+    """What every further request with the key is told."""
     c = t.idempotency.c
     connection.execute(
         sa.update(t.idempotency)
@@ -165,9 +199,11 @@ def answer_request(
 
 
 def drop_request(connection: sa.Connection, principal: str, key: str) -> None:
-    """It failed and may be made again."""
+    """It failed and may be made again; one that made a run is kept."""
     c = t.idempotency.c
-    connection.execute(sa.delete(t.idempotency).where(c.principal == principal, c.key == key, c.status.is_(None)))
+    here = (c.principal == principal, c.key == key, c.status.is_(None))
+    if _MADE not in (connection.execute(sa.select(c.headers).where(*here)).scalar() or {}):
+        connection.execute(sa.delete(t.idempotency).where(*here))
 
 
 # ---- audit -------------------------------------------------------------------------------------------------------

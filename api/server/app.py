@@ -14,8 +14,10 @@ from starlette.exceptions import HTTPException
 
 from jurat import __version__
 from jurat.api.server import guard, problems
+from jurat.api.server.access import Principal
+from jurat.api.server.bodies import Scope
 from jurat.api.server.problems import KINDS, MEDIA_TYPE, Problem
-from jurat.api.server.service import Service
+from jurat.api.server.service import Service, caller
 from jurat.platform.errors import JuratError
 
 log = logging.getLogger(__name__)
@@ -56,8 +58,12 @@ def create_app(service: Service) -> guard.Guard:
     app.include_router(routes_admin.outside)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
+
+    async def admit(scope: Scope) -> Principal:
+        return await caller(Request({**scope, "app": app}))
+
     return guard.Guard(
-        app, hosts=service.settings.hosts, addresses=service.settings.everywhere, requests=service.requests
+        app, hosts=service.settings.hosts, addresses=service.settings.everywhere, requests=service.requests, admit=admit
     )
 
 

@@ -6,6 +6,7 @@ bodies that are too large or no JSON (``bodies.py``), and more failed keys from 
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import logging
@@ -17,13 +18,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from jurat.api.server import bodies
 from jurat.api.server.bodies import Message, Receive, Scope, Send
-from jurat.api.server.problems import MEDIA_TYPE, Problem
+from jurat.api.server.problems import MEDIA_TYPE, Problem, of_error
 from jurat.api.server.prometheus import Requests
+from jurat.platform.errors import JuratError
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,8 @@ HEADERS = [
 ]  # fmt: skip
 STREAMED = {("POST", "/api/v1/runs:import"): b"application/x-tar"}
 """Bodies that their routes read, piece by piece and under caps of their own."""
+LONG = 1 << 18
+"""Bytes of a body that is parsed in a thread, so that others are answered meanwhile."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -54,13 +59,14 @@ class Guard:
         *,
         hosts: Iterable[str],
         requests: Requests,
+        admit: Callable[[Scope], Awaitable[object]],
         addresses: bool = False,
         max_bytes: int = bodies.MAX_BYTES,
     ) -> None:
         """``hosts``: names and addresses, without a port, by which this service may be called; ``addresses``: and by any IP
-        address, which no DNS name can be rebound to. ``requests``: counts them."""
-        self._addresses = addresses
-        self._requests = requests
+        address, which no DNS name can be rebound to. ``requests``: counts them. ``admit``: raises Problem for who has no
+        good key, before anything of a body is read."""
+        self._addresses, self._requests, self._admit = addresses, requests, admit
         self._app, self._hosts, self._max_bytes = app, frozenset(host.lower() for host in hosts), max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,6 +96,8 @@ class Guard:
 
         try:
             self._refuse(scope, headers)
+            if scope["method"] not in SAFE:
+                await self._admit(scope)
             if (scope["method"], scope["path"]) in STREAMED:
                 if headers.get(b"content-type", b"").lower() != STREAMED[scope["method"], scope["path"]]:
                     raise Problem("unsupported-media-type", "send application/x-tar")
@@ -100,6 +108,8 @@ class Guard:
             await self._app(scope, receive, sending)
         except Problem as problem:
             await answer(problem, request_id, scope["path"], sending)
+        except JuratError as error:  # of a store that was asked for the key
+            await answer(of_error(error), request_id, scope["path"], sending)
         except Exception:  # the frame of the service: told by an id alone, kept whole in the log
             log.exception(
                 "request %s failed: %s %s", request_id, scope["method"], scope["path"].encode("unicode_escape").decode()
@@ -138,7 +148,8 @@ class Guard:
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind not in (b"application/json", b"application/merge-patch+json"):
                 raise Problem("unsupported-media-type", "send application/json")
-            scope["state"]["json"] = bodies.parse(data)
+            parse = partial(bodies.parse, data)
+            scope["state"]["json"] = await asyncio.to_thread(parse) if len(data) > LONG else parse()
         sent = False
 
         async def again() -> Message:
@@ -215,9 +226,6 @@ class Failures:
         self._seen[address] = (count + 1, now)
         while len(self._seen) > self._addresses:
             self._seen.popitem(last=False)
-
-    def passed(self, address: str) -> None:
-        self._seen.pop(address, None)
 
 
 @dataclass(slots=True)

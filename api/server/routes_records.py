@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request, Response
 
 from jurat.api.server import pages, shapes
 from jurat.api.server.access import Principal
+from jurat.api.server.facts import is_fact
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import PageSize, PageToken, RunId
 from jurat.api.server.service import CanRead, Here, caller, denied, no_run, principal_of, run_named
@@ -27,8 +26,6 @@ from jurat.platform.runs.records import Point, RunInfo
 from jurat.platform.runs.repository import evaluation_to_json
 
 router = APIRouter(tags=["records"], route_class=StrictRoute)
-
-MAX_ROWS = 10_000
 
 
 @router.get("/runs/{run}/events", summary="What happened, in order", responses=responses("bad-page-token"))
@@ -122,39 +119,6 @@ async def add_metrics(run: RunId, asked: shapes.MetricBatch, request: Request, s
     return tell({"stored": stored})
 
 
-PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9][A-Za-z0-9._-]{0,127}){0,7}\Z")
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
-
-
-_OWN = frozenset({"pk", "run_pk"})
-KEYS = {
-    "metric": frozenset({"segment", "step", "at", "name", "value"}),
-    "event": frozenset({"uid", "segment", "at", "kind", "payload"}),
-    "end": frozenset({"segment", "ending", "at"}),
-    "part": frozenset(t.data_part.c.keys()) - _OWN,
-    "index": frozenset(t.part_index.c.keys()) - _OWN,
-    "verdicts": frozenset(t.verdict_stat.c.keys()) - _OWN,
-    "checkpoint": frozenset(t.checkpoint.c.keys()) - _OWN,
-    "evaluation": frozenset(t.evaluation.c.keys()) - _OWN,
-}
-"""What a fact of each kind says, no more and no less."""
-
-
-def _is_fact(op: Mapping[str, Any]) -> bool:
-    kind = op.get("op")
-    if not isinstance(kind, str) or KEYS.get(kind, frozenset()) != frozenset(op) - {"op"}:
-        return False
-    if kind == "part":
-        path = op["path"]
-        return (
-            isinstance(path, str)
-            and ".." not in path
-            and bool(PART.match(path))
-            and bool(DIGEST.match(str(op["digest"])))
-        )
-    return True
-
-
 @router.post(
     "/runs/{run}/facts",
     summary="What a process that trains records",
@@ -172,7 +136,7 @@ async def add_facts(run: RunId, asked: shapes.Facts, request: Request, service: 
     who, found = await asyncio.to_thread(admitted)
     request.scope["state"]["rows"] = len(asked.ops)
     for place, op in enumerate(asked.ops):
-        if not _is_fact(op):
+        if not is_fact(op, found.folder):
             raise Problem(
                 "invalid",
                 f"/ops/{place} is no fact",
@@ -209,8 +173,6 @@ def columns(asked: shapes.MetricBatch) -> tuple[list[str], list[int], list[float
                 "a step is a whole number from 0 to 2^53",
                 errors=[{"pointer": "/steps", "code": "range", "message": "out of range"}],
             )
-    if len(names) > MAX_ROWS:
-        raise Problem("too-large", f"a batch may have {MAX_ROWS} points")
     shown = {name: t.visible(name) for name in set(names)}
     return [shown[name] for name in names], steps, values
 

@@ -17,8 +17,10 @@ from jurat.api.server.service import (
     CanRead,
     CanWrite,
     Here,
+    Service,
     etag,
     masked,
+    noted,
     once,
     refuse_stale,
     run_named,
@@ -90,6 +92,7 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
                 meta=meta,
                 run_id=asked.id,
                 state="queued",
+                also=noted(request, who),
                 **given,
             )
         except ConfigError as error:
@@ -97,10 +100,9 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
         if service.launcher is not None:
             service.launcher.wake()
         service.audit(who.name, "create run", run.id, request.scope["state"]["request_id"], "done")
-        body = search.whole(service.store, run)
-        return tell(body, 201, {"Location": f"/api/v1/runs/{run.id}", "ETag": etag(body["version"])})
+        return _made(service, run)
 
-    return once(request, who, make)
+    return once(request, who, make, lambda run: _made(service, service.store.run(run)))
 
 
 @router.post("/runs/{run}:fork", status_code=201, response_model=shapes.Run,
@@ -127,7 +129,7 @@ def fork_run(run: RunId, asked: shapes.Fork, request: Request, service: Here, wh
             made = forking.fork(
                 service.store, found, checkpoint=asked.checkpoint, run_id=asked.id, state="queued",
                 config={**config, "tracking.database": service.settings.database},
-                check=check,
+                check=check, also=noted(request, who),
                 meta={"launched_by": who.name, **({} if base is None else {"base": str(base)})},
                 priority=asked.priority, max_restarts=asked.max_restarts, max_runtime=asked.max_runtime, tags=asked.tags, by=who.name,
                 **({} if asked.project is None else {"project": asked.project}),
@@ -139,10 +141,14 @@ def fork_run(run: RunId, asked: shapes.Fork, request: Request, service: Here, wh
         if service.launcher is not None:
             service.launcher.wake()
         service.audit(who.name, "fork run", made.id, request.scope["state"]["request_id"], "done")
-        body = search.whole(service.store, made)
-        return tell(body, 201, {"Location": f"/api/v1/runs/{made.id}", "ETag": etag(body["version"])})
+        return _made(service, made)
 
-    return once(request, who, make)
+    return once(request, who, make, lambda run: _made(service, service.store.run(run)))
+
+
+def _made(service: Service, run: RunInfo) -> Response:
+    body = search.whole(service.store, run)
+    return tell(body, 201, {"Location": f"/api/v1/runs/{run.id}", "ETag": etag(body["version"])})
 
 
 def _refuse_imported(run: RunInfo) -> None:
@@ -245,11 +251,13 @@ def delete_run(run: RunId, request: Request, service: Here, who: CanWrite) -> Re
         raise Problem("conflict", f"the run is {found.state}: cancel it first")
 
     def hide(connection: sa.Connection) -> None:
-        connection.execute(
+        moved = connection.execute(
             sa.update(t.run)
-            .where(t.run.c.pk == found.pk)
+            .where(t.run.c.pk == found.pk, t.run.c.version == found.version, t.run.c.ended.is_not(None))
             .values(deleted_at=now(connection), version=t.run.c.version + 1)
         )
+        if not moved.rowcount:
+            raise Problem("stale-version", "it has changed since; read it again")
         events.add(connection, found.pk, "deleted", {"by": who.name}, at=now(connection))
 
     service.writer.call(hide)

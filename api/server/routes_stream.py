@@ -2,13 +2,15 @@
 
 One look at the database serves every client of a run. An id is ``EVENT-SEGMENT-STEP``: the last event and the last step
 whose metrics were sent. A client that comes back hears what followed; one that was away too long hears ``resync`` and
-reads the rest itself.
+reads the rest itself. So does one that watches, where points were recorded of a step before the last one that was sent; of
+that very step they are sent as they come. Who was away hears of neither: an id is a step, and knows no order of insertion.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import re
 import time
@@ -31,12 +33,15 @@ from jurat.platform.errors import JuratError
 from jurat.platform.runs import events
 from jurat.platform.runs.states import ENDED
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["runs"], route_class=StrictRoute)
 
 LOOK_SECONDS = 0.2
 PING_SECONDS = 15.0
 BACKLOG = 1000
 """Events, or steps of metrics, that a client may have missed."""
+POINTS = 50_000
+"""Metric points that a client may have missed."""
 WAITING = 2000
 """Messages that may wait for a slow client; then it hears ``resync``."""
 CLIENTS = 200
@@ -82,36 +87,86 @@ def newest(connection: sa.Connection, run_pk: int) -> Mark:
     return Mark(int(seq), *((int(last.segment), int(last.step)) if last else (-1, -1)))
 
 
-def since(connection: sa.Connection, run_pk: int, mark: Mark) -> list[Message]:
-    """What followed, metrics before the events of the same look."""
+def _following(run_pk: int, mark: Mark, *, too: bool = False) -> sa.ColumnElement[bool]:
+    """``too``: and its own step."""
+    p = t.metric_point.c
+    keys = sa.select(t.metric_latest.c.key_pk).where(t.metric_latest.c.run_pk == run_pk)
+    place, last = sa.tuple_(p.segment, p.step), sa.tuple_(sa.literal(mark.segment), sa.literal(mark.step))
+    return sa.and_(p.run_pk == run_pk, p.key_pk.in_(keys), place >= last if too else place > last)
+
+
+def missed(connection: sa.Connection, run_pk: int, mark: Mark) -> int:
+    """Points after a mark, as far as they are told: no more than one above ``POINTS`` is counted."""
+    some = sa.select(sa.literal(1)).select_from(t.metric_point).where(_following(run_pk, mark)).limit(POINTS + 1)
+    return int(connection.execute(sa.select(sa.func.count()).select_from(some.subquery())).scalar_one())
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What a channel knows to be there, so that it sees what comes behind its mark."""
+
+    points: int
+    """Of the whole run."""
+    names: set[str]
+    """Metrics of the step that the mark names."""
+
+
+def _points(connection: sa.Connection, run_pk: int) -> int:
+    total = sa.select(sa.func.coalesce(sa.func.sum(t.metric_series.c.points), 0))
+    return int(connection.execute(total.where(t.metric_series.c.run_pk == run_pk)).scalar_one())
+
+
+def begin(connection: sa.Connection, run_pk: int) -> tuple[Mark, _Sent]:
+    """What is there now. Points are counted first: one too few is heard of as ``resync``, one too many never."""
+    points, mark, p = _points(connection, run_pk), newest(connection, run_pk), t.metric_point.c
+    names = sa.select(t.metric_key.c.name).join(t.metric_point, t.metric_key.c.pk == p.key_pk)
+    keys = sa.select(t.metric_latest.c.key_pk).where(t.metric_latest.c.run_pk == run_pk)
+    here = (p.run_pk == run_pk, p.key_pk.in_(keys), p.segment == mark.segment, p.step == mark.step)
+    return mark, _Sent(points, set(connection.execute(names.where(*here)).scalars()))
+
+
+def since(connection: sa.Connection, run_pk: int, mark: Mark, sent: _Sent | None = None) -> list[Message]:
+    """What followed, metrics before the events of the same look. ``sent``, which is brought up to date: what also came of the
+    mark's own step follows too, and what came before it is told by ``resync``."""
     made, at = [], mark
+    steps: dict[tuple[int, int], dict[str, Any]] = {}
+    points, fresh = 0 if sent is None else _points(connection, run_pk), 0
     now = newest(connection, run_pk)
-    if (now.segment, now.step) > (mark.segment, mark.step):
+    if (now.segment, now.step) > (mark.segment, mark.step) or (sent is not None and points > sent.points):
         p, k = t.metric_point.c, t.metric_key.c
-        keys = sa.select(t.metric_latest.c.key_pk).where(t.metric_latest.c.run_pk == run_pk)
         query = (
             sa.select(p.segment, p.step, k.name, p.value)
             .join(t.metric_key, k.pk == p.key_pk)
-            .where(
-                p.run_pk == run_pk,
-                p.key_pk.in_(keys),
-                sa.tuple_(p.segment, p.step) > sa.tuple_(sa.literal(mark.segment), sa.literal(mark.step)),
-            )
+            .where(_following(run_pk, mark, too=sent is not None))
             .order_by(p.segment, p.step, k.name)
         )
-        steps: dict[tuple[int, int], dict[str, Any]] = {}
         for segment, step, name, value in connection.execute(query):
-            steps.setdefault((segment, step), {})[name] = number(math.nan if value is None else value)
+            if sent is None or (segment, step) > (mark.segment, mark.step) or name not in sent.names:
+                steps.setdefault((segment, step), {})[name] = number(math.nan if value is None else value)
         for (segment, step), values in steps.items():
             at = Mark(at.seq, segment, step)
             made.append(Message("metrics", {"segment": segment, "step": step, "values": values}, at))
+        fresh = sum(map(len, steps.values()))
+        if sent is not None and points > sent.points + fresh:
+            made.append(Message("resync", {"why": "points of earlier steps came"}, at))
     for event in events.read(connection, run_pk, after=mark.seq, limit=BACKLOG):
         at = Mark(event.seq, at.segment, at.step)
         kind = "state" if event.kind == "state" else "event"
         made.append(Message(kind, {"seq": event.seq, "at": event.at, "kind": event.kind, "payload": event.payload}, at))
         if event.kind == "tracking_outage":  # records of earlier steps came later than those after them
             made.append(Message("resync", {"why": "records came late"}, at))
+    if sent is not None:  # last, as what raises is looked at again
+        before = sent.names if (at.segment, at.step) == (mark.segment, mark.step) else set()
+        sent.names = before | steps.get((at.segment, at.step), {}).keys()
+        sent.points = max(points, sent.points + fresh)
     return made
+
+
+def _ending(message: Message) -> str:
+    """The state that a run ended in; '' for a message that does not say so. A payload is what somebody wrote."""
+    said = message.data["payload"] if message.kind == "state" else None
+    state = said.get("to") if isinstance(said, dict) else None
+    return state if isinstance(state, str) and state in ENDED else ""
 
 
 @dataclass(slots=True)
@@ -126,6 +181,7 @@ class _Channel:
 
     run_pk: int
     mark: Mark
+    sent: _Sent
     clients: list[_Client] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
 
@@ -145,9 +201,9 @@ class Hub:
         store = self._service.store
         channel = self._channels.get(run_pk)
         client = _Client(asyncio.Queue(WAITING))
-        here = await asyncio.to_thread(store.read, lambda c: newest(c, run_pk))
+        here, sent = await asyncio.to_thread(store.read, lambda c: begin(c, run_pk))
         if channel is None or channel.task is None or channel.task.done():
-            channel = self._channels[run_pk] = _Channel(run_pk, here)
+            channel = self._channels[run_pk] = _Channel(run_pk, here, sent)
             channel.clients.append(client)
             channel.task = asyncio.create_task(self._look(channel))
         else:
@@ -160,7 +216,8 @@ class Hub:
             elif (
                 mark.seq > here.seq
                 or here.seq - mark.seq > BACKLOG
-                or (mark.segment >= 0 and here.step - mark.step > BACKLOG)
+                or here.step - mark.step > BACKLOG
+                or await asyncio.to_thread(store.read, lambda c: missed(c, run_pk, mark)) > POINTS
             ):
                 yield Message("resync", {"why": "too much was missed", "state": state}, begun).encode()
             else:
@@ -196,6 +253,9 @@ class Hub:
         """Look again and again, until nobody watches or the run is over."""
         try:
             await self._look_on(channel)
+        except Exception:  # the clients come again, and look at what went wrong by a request of their own
+            log.exception("the stream of run %d failed", channel.run_pk)
+            self._send(channel, None)
         finally:
             if self._channels.get(channel.run_pk) is channel:
                 del self._channels[channel.run_pk]
@@ -207,15 +267,16 @@ class Hub:
             if channel.clients:
                 idle = time.monotonic()
             try:
-                made = await asyncio.to_thread(store.read, lambda c: since(c, channel.run_pk, channel.mark))
+                made = await asyncio.to_thread(
+                    store.read, lambda c: since(c, channel.run_pk, channel.mark, channel.sent)
+                )
             except JuratError:
                 await asyncio.sleep(1.0)  # a store that does not answer: the clients wait with us
                 continue
             for message in made:
                 self._send(channel, message)
                 channel.mark = message.mark
-            if any(m.kind == "state" and m.data["payload"].get("to") in ENDED for m in made):
-                state = next(m.data["payload"]["to"] for m in reversed(made) if m.kind == "state")
+            if state := next(filter(None, map(_ending, reversed(made))), ""):
                 self._send(channel, Message("end", {"state": state}, channel.mark))
                 self._send(channel, None)
                 return

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
+import sqlalchemy as sa
 from fastapi import Depends, Request, Response
 
 from jurat.api.server import keys
@@ -138,6 +139,15 @@ class Service:
         """Whoever reaches the port may do everything: on loopback, until there is a key."""
         return self.settings.open_to_all or (self.settings.loopback and not self.keys.any())
 
+    @property
+    def name(self) -> str:
+        """Of the service on this home folder, whichever process it is."""
+        return hashlib.sha256(b"service\x00" + self.secret).hexdigest()[:16]
+
+    def forget_open(self) -> None:
+        """Called by the one process that holds the home folder, before it serves: no request of before goes on."""
+        self.writer.call(lambda connection: access.drop_open(connection, self.name))
+
     def audit(self, who: str, action: str, target: str, request_id: str, outcome: str) -> None:
         """Note what was refused or changed; the note is on its way when this returns."""
         row = {"principal": who, "action": action, "target": target, "request_id": request_id, "outcome": outcome}
@@ -177,17 +187,16 @@ def principal_of(request: Request) -> Principal:
     found: Principal | None = None
     if shown or not service.open:
         address = request.client.host if request.client else ""
-        service.failures.refuse(address)
         if scheme.lower() == "bearer":
             found = service.keys.principal(shown.strip())
         if found is None:
             if shown:
+                service.failures.refuse(address)  # who shows a good key does not wait for others of the address
                 service.failures.failed(address)
                 service.audit(
                     "unknown", f"{request.method} {request.url.path}", address, state["request_id"], "unauthenticated"
                 )
             raise Problem("unauthenticated", "send Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"})
-        service.failures.passed(address)
         leave, refused, first = service.rates.enter(found.name)
         state.setdefault("leaving", []).append(leave)
         if refused is not None:
@@ -269,8 +278,14 @@ def no_run() -> Problem:
 # ---- once --------------------------------------------------------------------------------------------------------
 
 
-def once(request: Request, who: Principal, do: Callable[[], Response]) -> Response:
-    """``do``, or, where the request carries an Idempotency-Key that was seen, the answer of that time."""
+def once(
+    request: Request,
+    who: Principal,
+    do: Callable[[], Response],
+    again: Callable[[str], Response] | None = None,
+) -> Response:
+    """``do``, or, where the request carries an Idempotency-Key that was seen, the answer of that time; ``again`` makes it
+    for a run that was made (``noted``) by a process that ended before it could answer."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return do()
@@ -281,13 +296,19 @@ def once(request: Request, who: Principal, do: Callable[[], Response]) -> Respon
     service = of(request)
     route, sha256 = f"{request.method} {request.url.path}", hashlib.sha256(request.scope["state"]["body"]).hexdigest()
     seen = service.writer.call(
-        lambda connection: access.begin_request(connection, who.name, key, route=route, body_sha256=sha256)
+        lambda connection: access.begin_request(
+            connection, who.name, key, route=route, body_sha256=sha256, by=service.name
+        )
     )
     if seen is not None:
         if (seen.route, seen.body_sha256) != (route, sha256):
             raise Problem("key-reused", "this Idempotency-Key was used for another request",
                           errors=[{"pointer": "Idempotency-Key", "code": "key-reused",
                           "message": "take a new one"}])  # fmt: skip
+        if seen.made is not None and again is not None:
+            answer = again(seen.made)
+            answer.headers["Idempotent-Replayed"] = "true"
+            return answer
         if seen.status is None:
             raise Problem("in-flight", "the first request with this key goes on", headers={"Retry-After": "1"})
         return Response(seen.body, seen.status, {**(seen.headers or {}), "Idempotent-Replayed": "true"})
@@ -303,6 +324,17 @@ def once(request: Request, who: Principal, do: Callable[[], Response]) -> Respon
         service.writer.call(lambda connection: access.drop_request(connection, who.name, key))
         raise
     return made
+
+
+def noted(request: Request, who: Principal) -> Callable[[sa.Connection, str], None]:
+    """Called in the transaction that makes a run: its Idempotency-Key then stands for it."""
+    key = request.headers.get("idempotency-key")
+
+    def note(connection: sa.Connection, run: str) -> None:
+        if key is not None:
+            access.note_made(connection, who.name, key, run)
+
+    return note
 
 
 # ---- versions ----------------------------------------------------------------------------------------------------

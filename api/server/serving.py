@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from jurat.api.server.app import create_app
+from jurat.api.server.connections import Connection
 from jurat.api.server.executor import LocalExecutor
 from jurat.api.server.launcher import Launcher
 from jurat.api.server.ray_jobs import RayJobs
@@ -23,6 +24,9 @@ from jurat.platform.db.engine import connect
 from jurat.platform.errors import ConfigError, FencedOut
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.states import Limits
+
+KEEP_SECONDS = 15
+"""Of a connection on which nothing goes on."""
 
 
 def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapping[str, Any]], None]) -> None:
@@ -42,6 +46,7 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
                     f"another service holds this {held}: {error.what}", where=str(where.parent), fix="stop it first"
                 ) from None
         service = leaving.enter_context(closing(Service.start(settings)))
+        service.forget_open()
         listening = leaving.enter_context(closing(_socket(settings)))
         if settings.slots:
             limits = Limits(lease=settings.lease_seconds)
@@ -54,8 +59,8 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
         (folder / "url.json").write_text(json.dumps({"url": settings.url, "database": database}), "utf-8")
         config = uvicorn.Config(
             create_app(service), log_level="warning", server_header=False, date_header=False, access_log=False,
-            ws="none", lifespan="off",
-            timeout_keep_alive=75, h11_max_incomplete_event_size=65_536, limit_concurrency=1000,
+            ws="none", lifespan="off", http=Connection,
+            timeout_keep_alive=KEEP_SECONDS, h11_max_incomplete_event_size=65_536, limit_concurrency=1000,
             timeout_graceful_shutdown=5, proxy_headers=False,
         )  # fmt: skip
         open_to = " without a key" if service.open else ""

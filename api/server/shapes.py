@@ -19,6 +19,8 @@ _PATH = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9][A-Za-z0-9._-]{0,127}){0
 RelativePath = Annotated[str, StringConstraints(pattern=_PATH)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Key = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+MAX_ROWS = 10_000
+"""Of a list in a body. It ends at the first item that is wrong: a message for each of a million is a flood of its own."""
 _NAMED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -250,10 +252,10 @@ class MetricBatch(Shape):
         },
     )
 
-    rows: list[MetricRow] | None = None
-    names: list[Key] | None = None
-    steps: list[int] | None = None
-    values: list[Number] | None = None
+    rows: list[MetricRow] | None = Field(None, max_length=MAX_ROWS, fail_fast=True)
+    names: list[Key] | None = Field(None, max_length=MAX_ROWS, fail_fast=True)
+    steps: list[int] | None = Field(None, max_length=MAX_ROWS, fail_fast=True)
+    values: list[Number] | None = Field(None, max_length=MAX_ROWS, fail_fast=True)
     segment: int | None = Field(None, ge=0, description="None: the newest.")
 
 
@@ -280,7 +282,7 @@ class Facts(Shape):
         },
     )
 
-    ops: list[dict[str, Any]] = Field(max_length=100_000)
+    ops: list[dict[str, Any]] = Field(max_length=MAX_ROWS, fail_fast=True)
 
 
 class Verify(Shape):
@@ -301,7 +303,7 @@ class Verify(Shape):
         prompt: Annotated[str, StringConstraints(max_length=100_000)] = ""
 
     verifier: Digest
-    items: list[Item] = Field(min_length=1, max_length=256)
+    items: list[Item] = Field(min_length=1, max_length=256, fail_fast=True)
 
 
 class NewKey(Shape):
@@ -310,7 +312,7 @@ class NewKey(Shape):
     )
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
-    scopes: list[str] = Field(min_length=1, max_length=10)
+    scopes: list[str] = Field(min_length=1, max_length=10, fail_fast=True)
     seconds: float | None = Field(None, gt=0, le=1e9, description="How long it is good; None: until it is revoked.")
 
 

@@ -19,6 +19,11 @@ from jurat.platform.db import tables as t
 from jurat.platform.runs.records import Event
 
 Row = Mapping[str, Any]
+OWN = frozenset({
+    "state", "command", "stalled", "deleted", "collected", "scrubbed", "sealed", "reward_change_accepted", "canary_drift",
+    "nondeterministic",
+})  # fmt: skip
+"""Kinds that this store says of a run by ``add``. A ledger may be told any other, and none of these comes from outside."""
 
 
 def link(

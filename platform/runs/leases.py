@@ -415,6 +415,8 @@ def command(
     state: State = row["state"]
     if kind not in ("pause", "resume", "cancel", "checkpoint"):
         raise ConfigError(f"no command is called {kind!r}", where="command", fix="pause, resume, cancel or checkpoint")
+    if row["deleted_at"] is not None:
+        raise RunFailed(f"run {row['id']} was deleted", where=row["id"], fix="start a new run")
     under_way: dict[tuple[str, str], bool] = {
         ("pause", "pausing"): True, ("pause", "paused"): True, ("cancel", "cancelling"): True, ("cancel", "cancelled"): True,
         ("resume", "queued"): True, ("resume", "starting"): True, ("resume", "running"): row["desired"] == "run",

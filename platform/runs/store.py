@@ -141,10 +141,11 @@ class Store:
         reward_digest: str,
         meta: Mapping[str, Any],
         run_id: str | None = None,
+        also: Callable[[sa.Connection, str], None] = lambda connection, run_id: None,
         **more: Any,
     ) -> RunInfo:
-        """A new run in state ``created`` with its own folder. ``run_id`` None: a short one is made. ``more``: as of
-        ``repository.new_run``.
+        """A new run in state ``created`` with its own folder. ``run_id`` None: a short one is made. ``also``: called in the
+        transaction that makes it. ``more``: as of ``repository.new_run``.
 
         ``meta``: JSON; ``meta["verifiers"]`` may map member names to version digests, which ``runs show`` prints.
         Raises NameTaken for an id that is taken, ConfigError for one that is not a plain name.
@@ -157,6 +158,7 @@ class Store:
             with self._writing() as connection:
                 if sql.new_run(connection, made, **given):
                     (run,) = sql.find_runs(connection, made, self.runs_folder)  # before anybody can claim it
+                    also(connection, made)
                     break
             if run_id is not None:
                 raise self._taken(run_id)

@@ -25,6 +25,8 @@ from jurat.platform.errors import ConfigError, JuratError
 
 Json = dict[str, Any]
 TRIES = 5
+KEPT_SECONDS = 5.0
+"""How long a connection is used again after its last answer."""
 _AGAIN = frozenset({429, 503})
 """Statuses after which a request is sent again, after the pause that the service asks for."""
 
@@ -72,6 +74,7 @@ class Client:
         self.url, self._key, self._timeout, self._tries = url.rstrip("/"), key, timeout, tries
         self._scheme, self._netloc, self._path = parts.scheme, parts.netloc, parts.path.rstrip("/")
         self._connection: http.client.HTTPConnection | None = None
+        self._used = 0.0
 
     def close(self) -> None:
         if self._connection is not None:
@@ -417,11 +420,14 @@ class Client:
         for attempt in range(1, self._tries + 1):
             last = attempt == self._tries or not repeatable
             try:
+                if time.monotonic() - self._used > KEPT_SECONDS:
+                    self.close()  # the service may be about to, and what cannot be repeated would be lost on it
                 if self._connection is None:
                     self._connection = self._open()
                 self._connection.request(method, target, data, sent)
                 answer = self._connection.getresponse()
                 status, told, found = answer.status, dict(answer.getheaders()), answer.read()
+                self._used = time.monotonic()
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if last:

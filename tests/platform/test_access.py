@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import sqlalchemy as sa
 
@@ -54,6 +56,38 @@ def test_a_request_is_answered_once(store: Store) -> None:
     assert begin("f") is None  # forgotten
     store.write(lambda c: access.drop_request(c, "ann", "f"))
     assert begin("f") is None
+
+
+def test_what_a_service_that_died_had_begun_is_asked_for_again_and_made_once(store: Store) -> None:
+    def begin(key: str, by: str = "here") -> access.Answer | None:
+        return store.write(lambda c: access.begin_request(c, "ann", key, route="POST /runs", body_sha256="b", by=by))
+
+    assert begin("begun") is begin("made") is begin("elsewhere", "there") is begin("answered") is None
+    store.write(lambda c: access.note_made(c, "ann", "made", "r-1"))
+    store.write(lambda c: access.answer_request(c, "ann", "answered", status=201, headers={}, body=b""))
+    store.write(lambda c: access.drop_open(c, "here"))
+    store.write(lambda c: access.drop_request(c, "ann", "made"))
+    assert begin("begun") is None
+    made, elsewhere, answered = begin("made"), begin("elsewhere"), begin("answered")
+    assert made is not None and (made.status, made.made) == (None, "r-1")
+    assert elsewhere is not None and (elsewhere.status, elsewhere.made) == (None, None)  # its own service may go on
+    assert answered is not None and (answered.status, answered.made) == (201, None)
+
+
+def test_of_two_services_one_is_first(store: Store) -> None:
+    def begin(c: sa.Connection) -> bool:
+        return access.begin_request(c, "ann", "k", route="POST /runs", body_sha256="b") is None
+
+    ready, firsts = threading.Barrier(4), list[bool]()
+
+    def service() -> None:
+        ready.wait(20)
+        firsts.append(store.write(begin))
+
+    racing = [threading.Thread(target=service) for _ in range(4)]
+    [thread.start() for thread in racing]
+    [thread.join() for thread in racing]
+    assert sorted(firsts) == [False, False, False, True]
 
 
 def test_the_audit_trail_is_not_changed(store: Store) -> None:

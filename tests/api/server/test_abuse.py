@@ -578,6 +578,27 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, d
         yield made, keys
 
 
+def test_nothing_of_a_body_is_read_without_a_key(locked: tuple[Served, dict[str, str]]) -> None:
+    served, keys = locked
+    head = f"POST {RUNS}/x/metrics:batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as raw:
+        raw.sendall(f"{head}\r\n".encode())
+        assert raw.recv(4096).startswith(b"HTTP/1.1 401 ")
+    assert kind(served.ask("POST", "/nowhere", raw=b"[")) == (401, "unauthenticated")
+    mine = {"Authorization": f"Bearer {keys['runs:write']}"}
+    assert kind(served.ask("POST", f"{RUNS}/x/metrics:batch", raw=b"[", headers=mine)) == (400, "bad-json")
+
+
+@pytest.mark.parametrize(("place", "path"), [(n, f"{RUNS}/x/metrics:batch") for n in ("rows", "names", "steps", "values")]
+                         + [("ops", f"{RUNS}/x/facts"), ("items", "/api/v1/verify"), ("scopes", "/api/v1/api-keys")])  # fmt: skip
+@pytest.mark.parametrize("item", ["[]", "1", '"a"', "{}"])
+def test_a_long_list_ends_at_its_first_fault(served: Served, place: str, path: str, item: str) -> None:
+    raw = f'{{"{place}":[{",".join([item] * 200_000)}]}}'.encode()
+    status, _, said = served.ask("POST", path, raw=raw)
+    at_fault = {tuple(each["pointer"].split("/")[:3]) for each in said["errors"]}
+    assert status == 422 and sum(where[1] == place for where in at_fault) == 1, said["errors"]
+
+
 def test_each_scope_opens_its_own_doors(locked: tuple[Served, dict[str, str]]) -> None:
     served, keys = locked
     doors = [
@@ -622,10 +643,12 @@ def test_bad_keys_are_answered_alike_then_made_to_wait(locked: tuple[Served, dic
     bodies_ = [{k: v for k, v in reply[2].items() if k != "request_id"} for reply in answers]
     assert {reply[0] for reply in answers} == {401} and all(body == bodies_[0] for body in bodies_)
     assert answers[0][1]["www-authenticate"] == "Bearer"
-    status, headers, _ = served.ask("GET", RUNS, headers={"Authorization": f"Bearer {good}"})
-    assert status == 429 and 1 <= int(headers["retry-after"]) <= 61  # the tenth was one too many, whatever comes next
+    for _ in range(2):  # the tenth was one too many; who has a good key does not wait for his neighbours
+        status, headers, _ = served.ask("GET", RUNS, headers={"Authorization": f"Bearer {wrong[0]}"})
+        assert status == 429 and 1 <= int(headers["retry-after"]) <= 61
+        assert served.ask("GET", RUNS, headers={"Authorization": f"Bearer {good}"})[0] == 200
+    assert served.ask("GET", RUNS)[0] == 401
     served.service.failures = guard.Failures()
-    assert served.ask("GET", RUNS, headers={"Authorization": f"Bearer {good}"})[0] == 200
 
 
 def test_failures_wait_twice_as_long_each_time() -> None:
@@ -644,8 +667,6 @@ def test_failures_wait_twice_as_long_each_time() -> None:
         failures.failed("a")
     assert waits == [60, 120, 240, 480, 900, 900]
     failures.refuse("b")
-    failures.passed("a")
-    failures.refuse("a")
 
 
 def test_keys_are_made_shown_once_and_revoked_over_http(locked: tuple[Served, dict[str, str]]) -> None:

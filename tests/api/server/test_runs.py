@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from jurat.api.server import routes_stream
+from jurat.api.server.service import Service
 from jurat.client import Client, ServiceError
+from jurat.platform.db.writer import Busy
 from jurat.platform.errors import ConfigError
 from jurat.platform.provenance import versions
 from jurat.platform.provenance.records import VerifierFacts
 from jurat.platform.recipe import Member, RewardPart
-from jurat.platform.runs import leases
+from jurat.platform.runs import events, leases
 from jurat.verifiers.judge import LocalJudge
 from services import Served
 
@@ -131,6 +133,29 @@ def test_a_quarantined_verifier_is_not_launched(each: Served) -> None:
     assert each.ask("POST", "/api/v1/runs", TINY)[0] == 201
 
 
+def test_of_those_who_read_one_version_one_changes_it(each: Served) -> None:
+    store, answers = each.service.store, list[int]()
+
+    def change(method: str, body: Any, path: str, version: dict[str, str], ready: threading.Barrier) -> None:
+        ready.wait(20)
+        answers.append(each.ask(method, path, body, version)[0])
+
+    for turn in range(4):
+        path = f"/api/v1/runs/r{turn}"
+        each.ask("POST", "/api/v1/runs", {**TINY, "id": f"r{turn}"})
+        assert each.ask("POST", f"{path}:cancel")[0] == 200
+        version, ready = {"If-Match": each.ask("GET", path)[1]["etag"]}, threading.Barrier(3)
+        asked = [("DELETE", None), ("DELETE", None), ("PATCH", {"priority": 1})]
+        racing = [threading.Thread(target=change, args=(*each_, path, version, ready)) for each_ in asked]
+        answers.clear()
+        [thread.start() for thread in racing]
+        [thread.join() for thread in racing]
+        first, *others = sorted(answers)
+        assert first in (200, 204) and set(others) <= {404, 412}, answers
+        said = [event.kind for event in store.events(store.run(f"r{turn}"))]
+        assert said.count("deleted") == answers.count(204)
+
+
 def test_an_idempotency_key_makes_one_run(each: Served) -> None:
     key = {"Idempotency-Key": "k-1"}
     first = each.ask("POST", "/api/v1/runs", TINY, key)
@@ -158,6 +183,17 @@ def test_an_idempotency_key_makes_one_run(each: Served) -> None:
     [thread.join() for thread in racing]
     assert set(answers) <= {201, 409} and 201 in answers
     assert each.ask("GET", "/api/v1/runs?count=exact")[2]["total"] == 2
+
+
+def test_a_run_whose_answer_was_lost_is_not_made_twice(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = {"Idempotency-Key": "k"}
+    with monkeypatch.context() as patch:  # after the run was made, before its answer is kept
+        patch.setattr(Service, "audit", lambda *_: (_ for _ in ()).throw(Busy("full", where="writer", fix="")))
+        assert each.ask("POST", "/api/v1/runs", TINY, key)[0] == 429
+    each.service.forget_open()  # as at the start of its next process
+    again = each.ask("POST", "/api/v1/runs", TINY, key)
+    assert again[0] == 201 and again[1]["idempotent-replayed"] == "true" and again[1]["etag"] == '"1"'
+    assert [run["id"] for run in each.ask("GET", "/api/v1/runs")[2]["runs"]] == [again[2]["id"]]
 
 
 def test_runs_are_found_by_filter_order_and_page(each: Served) -> None:
@@ -245,7 +281,7 @@ def test_metrics_come_back_as_they_were_sent(each: Served) -> None:
     assert post({"rows": rows, "segment": 9}) == (422, "invalid")
     assert post({"rows": [{"name": "x", "step": 0, "value": "high"}]}) == (422, "invalid")
     assert post({"rows": [{"name": "x", "step": 0, "value": True}]}) == (422, "invalid")
-    assert post({"names": ["x"] * 10_001, "steps": list(range(10_001)), "values": [0.0] * 10_001}) == (413, "too-large")
+    assert post({"names": ["x"] * 10_001, "steps": list(range(10_001)), "values": [0.0] * 10_001}) == (422, "invalid")
     assert post({"names": [f"n{i}" for i in range(5001)], "steps": [0] * 5001, "values": [0.0] * 5001}) == (
         422,
         "invalid",
@@ -300,6 +336,53 @@ def test_who_was_away_too_long_or_is_too_slow_reads_the_rest_itself(
     client.log(run, 5, {"x": 5.0})
     assert [m.data.get("step") for m in islice(told, 1)] == [5]  # and goes on from there
     stream.close(), told.close()
+    assert next(client.stream(run, after="0--1--1")).kind == "resync"  # and so for who says that nothing was heard
+    monkeypatch.setattr(routes_stream, "BACKLOG", 1000)
+    client.log(run, 6, {f"y{i}": 0.0 for i in range(9)})
+    monkeypatch.setattr(routes_stream, "POINTS", 8)
+    assert next(client.stream(run, after="1-0-5")).kind == "resync"
+    monkeypatch.setattr(routes_stream, "POINTS", 9)
+    assert next(client.stream(run, after="1-0-5")).kind == "metrics"
+
+
+def test_points_that_come_late_are_not_lost(each: Served) -> None:
+    client = each.client()
+    run = client.create_run("tiny")["id"]
+    client.log(run, 9, {"before": 0.0})
+    stream = client.stream(run)
+    assert next(stream).kind == "state"
+    client.log(run, 10, {"a": 1.0})
+    assert next(stream).data == {"segment": 0, "step": 10, "values": {"a": 1.0}}
+    client.log(run, 10, {"kl": 2.0, "a": 7.0})  # a is there
+    assert next(stream).data == {"segment": 0, "step": 10, "values": {"kl": 2.0}}
+    client.log(run, 5, {"loss": 3.0})
+    late = next(stream)
+    assert (late.kind, late.data) == ("resync", {"why": "points of earlier steps came"})
+    client.log(run, 11, {"a": 2.0})
+    assert next(stream).data["step"] == 11
+    client.log(run, 11, {"b": 2.0})
+    client.log(run, 12, {"a": 3.0})
+    heard: dict[int, set[str]] = {}
+    while 12 not in heard:
+        message = next(stream)
+        assert message.kind == "metrics"
+        heard.setdefault(message.data["step"], set()).update(message.data["values"])
+    assert heard == {11: {"b"}, 12: {"a"}}
+    stream.close()
+
+
+@pytest.mark.parametrize("payload", ["x", [1], {"to": ["finished"]}, {"to": {"a": 1}}, {}, None])
+def test_a_stream_survives_what_a_record_holds(served: Served, payload: Any) -> None:
+    client, store = served.client(), served.service.store
+    run = store.run(client.create_run("tiny")["id"])
+    stream = client.stream(run.id)
+    next(stream)
+    row = {"uid": "u", "segment": None, "at": 1, "kind": "state", "payload": payload or {"to": None}}
+    store.write(lambda c: events.insert(c, run.pk, [row]))
+    assert next(stream).data["payload"] == row["payload"]
+    client.log(run.id, 0, {"x": 0.0})
+    assert next(stream).kind == "metrics"
+    stream.close()
 
 
 def test_every_client_hears_the_same(served: Served) -> None:
