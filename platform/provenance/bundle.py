@@ -19,7 +19,7 @@ import re
 import secrets
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,6 +42,8 @@ MAX_FILES, MAX_BYTES, MAX_INDEX, MAX_TEXT, MAX_HEADER = 100_000, 1 << 40, 64 << 
 _PIECE = 1 << 20
 _NAME = re.compile(r"files(/[A-Za-z0-9][A-Za-z0-9._-]{0,127}){1,8}")
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MARK = ".import"
+"""In the folder of a run that is being taken in, until its row is there."""
 _LEFT_OUT = frozenset({RECORD, METRICS, "lock", "holder.json"})
 
 
@@ -71,15 +73,16 @@ def open_copy(folder: Path) -> tuple[Store, RunInfo]:
     upgrade(engine)
     store = Store(engine, folder.absolute().parent)
     store.runs_folder = folder.absolute().parent
-    _put(store, said, measured, folder.absolute())
+    _put(store, said, measured, folder.absolute(), lambda: None)
     run = store.run(str(said["run"]["id"]))
     return store, dataclasses.replace(run, folder=folder.absolute())
 
 
-def _put(store: Store, said: Mapping[str, Any], measured: bytes, folder: Path) -> None:
+def _put(store: Store, said: Mapping[str, Any], measured: bytes, folder: Path, last: Callable[[], None]) -> None:
     def put(connection: sa.Connection) -> None:
         pk = record.write(connection, said, folder)
         points.put_back(connection, pk, measured, str(folder))
+        last()
 
     try:
         store.write(put)
@@ -183,11 +186,19 @@ def take_in(store: Store, bundle: Path) -> RunInfo:
             raise DataError(f"the bundle is of run {run_id}, its record of {said['run']['id']!r}", where=str(bundle))
         said["run"]["meta"] = {**said["run"]["meta"], "imported": True}
         final = store.runs_folder / run_id
-        if final.exists():
+        if final.exists() and not (final / _MARK).exists():
             raise DataError("the folder is there already", where=str(final), fix="import it into another --home")
-        _put(store, said, texts[METRICS], final)
-        draft.rename(final)
-        sync_folder(store.runs_folder)
+        (draft / _MARK).touch()
+
+        def last() -> None:
+            """The row is written and nobody sees it yet, so no other import is at work on this name."""
+            if (final / _MARK).exists():  # of one that was killed after this point
+                shutil.rmtree(final)
+            draft.rename(final)
+            sync_folder(store.runs_folder)
+
+        _put(store, said, texts[METRICS], final, last)
+        (final / _MARK).unlink()
         return store.run(run_id)
     except (OSError, tarfile.TarError, ValueError, LookupError, TypeError, AttributeError, *_TOO_MUCH) as error:
         raise DataError(f"not a bundle: {type(error).__name__}: {error}"[:500], where=str(bundle)) from None
