@@ -178,17 +178,22 @@ def _segments(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[str, 
 
 
 def _checkpoints(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """As the first run of this home says that has it, with the names of all that have."""
     c = t.checkpoint.c
     query = (
-        sa.select(t.run.c.id, c.segment, c.step, c.path, c.digest, c.meta, c.at)
+        sa.select(t.run.c.id, c.segment, c.step, c.path, c.digest, c.meta, c.at, t.run.c.meta.label("of_run"))
         .join(t.run, t.run.c.pk == c.run_pk)
         .where(c.digest.in_(ids))
         .order_by(c.pk)
     )
+    found: dict[str, list[Any]] = {}
+    for row in sorted(connection.execute(query), key=lambda row: bool(row.of_run.get("imported"))):
+        found.setdefault(row.digest, []).append(row)
     return [
-        (row.digest, {"run": row.id, "segment": row.segment, "step": row.step, "path": row.path, "at": row.at,
-                      "seed": row.meta.get("seed"), "cursor": cursor(Path(row.path))})
-        for row in connection.execute(query)
+        (digest, {"run": row.id, "segment": row.segment, "step": row.step, "path": row.path, "at": row.at,
+                  "seed": row.meta.get("seed"), "cursor": cursor(Path(row.path)),
+                  "runs": list(dict.fromkeys(each.id for each in rows))})
+        for digest, rows in found.items() for row in rows[:1]
     ]  # fmt: skip
 
 
@@ -261,7 +266,7 @@ def uses(connection: sa.Connection, node: Node) -> list[dict[str, Any]]:
 
 def affected(connection: sa.Connection, node: Node) -> Walk:
     """All that would be tainted if the node is bad: rewards, segments, their checkpoints, what began from these, exports."""
-    return walk(connection, [node], "forward")
+    return walk(connection, [node], "forward", depth=MAX_NODES)
 
 
 def judged(connection: sa.Connection, version_digest: str) -> list[dict[str, Any]]:
