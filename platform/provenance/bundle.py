@@ -31,6 +31,7 @@ from jurat.platform.db.engine import in_memory
 from jurat.platform.db.upgrade import upgrade
 from jurat.platform.errors import DataError, RunFailed
 from jurat.platform.provenance import folders, points, record
+from jurat.platform.runs.gc import IMPORTED
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.rollouts import sync_folder
 from jurat.platform.runs.store import Store
@@ -42,8 +43,6 @@ MAX_FILES, MAX_BYTES, MAX_INDEX, MAX_TEXT, MAX_HEADER = 100_000, 1 << 40, 64 << 
 _PIECE = 1 << 20
 _NAME = re.compile(r"files(/[A-Za-z0-9][A-Za-z0-9._-]{0,127}){1,8}")
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_MARK = ".import"
-"""In the folder of a run that is being taken in, until its row is there."""
 _LEFT_OUT = frozenset({RECORD, METRICS, "lock", "holder.json"})
 
 
@@ -184,21 +183,21 @@ def take_in(store: Store, bundle: Path) -> RunInfo:
         said = json.loads(texts[RECORD])
         if said["run"]["id"] != run_id:
             raise DataError(f"the bundle is of run {run_id}, its record of {said['run']['id']!r}", where=str(bundle))
-        said["run"]["meta"] = {**said["run"]["meta"], "imported": True}
+        said["run"]["meta"] = {**said["run"]["meta"], "imported": True, "home": store.home_id}
         final = store.runs_folder / run_id
-        if final.exists() and not (final / _MARK).exists():
+        if final.exists() and not (final / IMPORTED).exists():
             raise DataError("the folder is there already", where=str(final), fix="import it into another --home")
-        (draft / _MARK).touch()
+        (draft / IMPORTED).touch()
 
         def last() -> None:
             """The row is written and nobody sees it yet, so no other import is at work on this name."""
-            if (final / _MARK).exists():  # of one that was killed after this point
+            if (final / IMPORTED).exists():  # of one that was killed after this point
                 shutil.rmtree(final)
             draft.rename(final)
             sync_folder(store.runs_folder)
 
         _put(store, said, texts[METRICS], final, last)
-        (final / _MARK).unlink()
+        (final / IMPORTED).unlink()
         return store.run(run_id)
     except (OSError, tarfile.TarError, ValueError, LookupError, TypeError, AttributeError, *_TOO_MUCH) as error:
         raise DataError(f"not a bundle: {type(error).__name__}: {error}"[:500], where=str(bundle)) from None
