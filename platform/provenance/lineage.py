@@ -379,7 +379,10 @@ def gaps(connection: sa.Connection, run: RunInfo, *, packages: Mapping[str, str]
     found = walk(connection, [edges.segment_node(run.id, no) for no in _numbers(connection, run.pk)], "back")
     if not found.roots:
         return ["no process ever worked on it"]
+    exported = {e.src for e in found.edges if e.role == "exported"} - {e.src for e in found.edges if e.role == "began"}
     for node, said in found.nodes.items():
+        if node in exported:
+            continue  # of it the model is needed alone
         if not said and node.kind != "export":
             out.append(f"{node.kind} {node.id} is not in the record")
         elif node.kind == "verifier_version":

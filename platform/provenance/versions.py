@@ -306,6 +306,18 @@ def register_model(connection: sa.Connection, named: str, name: str, files: Mapp
     insert_new(connection, t.model_version, [row])
 
 
+def exported(
+    connection: sa.Connection, run_id: str, checkpoint: str, model: str, name: str, files: Mapping[str, str]
+) -> None:
+    """A checkpoint's weights are a model now, by the digest that a run finds for its folder: what learns from it is a child."""
+    register_model(connection, model, name, files)
+    made = Node(kind="export", id=model)
+    edges.add(connection, [
+        Edge(src=Node(kind="checkpoint", id=checkpoint), dst=made, role="exported", run_id=run_id),
+        Edge(src=made, dst=Node(kind="model_version", id=model), role="weights", run_id=run_id),
+    ])  # fmt: skip
+
+
 def forked(connection: sa.Connection, run_id: str, parent_run: str, from_checkpoint: str | None) -> None:
     """A run begins from another's checkpoint."""
     child = Node(kind="run", id=run_id)

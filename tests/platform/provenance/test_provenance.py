@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
+import itertools
 import json
 import os
 import shutil
@@ -21,9 +22,9 @@ from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.identity import Identity
-from jurat.platform.provenance import bundle, drift, environment, folders, lineage, points, prov, seal, versions
+from jurat.platform.provenance import bundle, drift, edges, environment, folders, lineage, points, prov, seal, versions
 from jurat.platform.provenance.edges import segment_node
-from jurat.platform.provenance.records import Ingredients, Node, Observation, VerifierFacts
+from jurat.platform.provenance.records import Edge, Ingredients, Node, Observation, VerifierFacts
 from jurat.platform.provenance.verify import verify
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.records import RunInfo
@@ -155,6 +156,29 @@ def test_what_is_tainted_if_a_verifier_is_bad(store: Store, trained: Any) -> Non
     assert sibling.state == "finished"
     with pytest.raises(ConfigError, match="no status is called 'bad'"):
         store.write(lambda c: versions.set_status(c, "math", "bad", ""))
+
+
+def test_what_learns_from_an_exported_model_is_tainted_with_it(store: Store, trained: Any) -> None:
+    bad, files = _facts(body="return 'bug'"), {"model.safetensors": digest("weights")}
+    parent, model = trained("parent", _made(bad)), digest({"schema": 1, "kind": "folder", "files": files})
+    store.write(lambda c: versions.exported(c, "parent", _saved(store, parent).digest, model, "out", files))
+    child = trained("child", dataclasses.replace(_made(_facts("exact")), model=model, model_files=files))
+    trained("other")
+    found = store.read(lambda c: lineage.affected(c, Node(kind="verifier_version", id=bad.digest)))
+    assert {node.id for node in found.nodes if node.kind == "run"} == {"parent", "child"}
+    assert Node(kind="checkpoint", id=_saved(store, child).digest) in found.nodes
+    shutil.rmtree(_saved(store, parent).path)  # the model is enough
+    assert not any(
+        "checkpoint" in line for line in store.read(lambda c: lineage.gaps(c, child, packages={}, python=""))
+    )
+
+
+def test_what_is_affected_has_no_end_at_a_hundred_steps(store: Store) -> None:
+    nodes = [Node(kind="model_version" if n % 2 else "export", id=f"m{n}") for n in range(251)]
+    chain = [Edge(src=one, dst=two, role="weights") for one, two in itertools.pairwise(nodes)]
+    store.write(lambda c: edges.add(c, chain))
+    found = store.read(lambda c: lineage.affected(c, nodes[0]))
+    assert (len(found.nodes), found.cut) == (251, False)
 
 
 def test_a_version_is_registered_once_and_never_changes(store: Store) -> None:
