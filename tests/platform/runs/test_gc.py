@@ -158,6 +158,9 @@ def test_contents_that_nothing_refers_to(store: Store) -> None:
         store.write(lambda c, d=digest: c.execute(sa.update(t.blob).where(t.blob.c.digest == d).values(created=1)))
     for seconds in (-2.0 * DAY, 60.0):
         store.write(lambda c, s=seconds: access.make_key(c, "t", [], seconds=s, run_id="r", epoch=1))
+    again = store.write(lambda c: blobs.put(c, b"d", "text/plain"))
+    store.write(lambda c: c.execute(sa.update(t.blob).where(t.blob.c.digest == again).values(created=1)))
+    assert store.write(lambda c: blobs.put(c, b"d", "text/plain")) == again  # whoever puts it is about to refer to it
     told = collect(store, dry_run=True)
     assert [each.kind for each in told] == ["blob", "token"] and told[0] == Rubbish(kind="blob", name=loose, bytes=1)
     assert collect(store) == told
