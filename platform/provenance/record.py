@@ -150,6 +150,10 @@ def _unclaimed(connection: sa.Connection, own: Sequence[Mapping[str, Any]]) -> l
 def _shared(
     connection: sa.Connection, record: Mapping[str, Any], run_id: str, own: Sequence[Mapping[str, Any]]
 ) -> None:
+    for name, found in _FOUND.items():
+        for row in record[name]:
+            if found(row) not in (None, row["digest"]):
+                raise ValueError(f"{str(row['digest'])[:19]}... is not the digest of what it stands for")
     at = now(connection)
     used = {(row["src_kind"], row["src"]) for row in own}
     of = lambda name: [row for row in record[name] if (name, row["digest"]) in used]
@@ -165,8 +169,6 @@ def _shared(
     blobs = [{"digest": name, "media_type": str(kind), "size": len(content), "content": content, "created": at}
              for name, (kind, content) in contents.items() if name in wanted]  # fmt: skip
     insert_new(connection, t.blob, blobs)
-    for row in judges:
-        _check(row, _version)
     # Its code stays open until a process here has found the same digest: then ``versions.register`` writes its own facts.
     local = {"code": "", "status": "active", "status_reason": "", "status_at": None, "status_by": "", "created": at}
     insert_new(connection, t.verifier_version, [{**row, **local} for row in judges])
@@ -176,14 +178,9 @@ def _shared(
         Edge(src=Node(kind="verifier_version", id=row["version_digest"]), role=f"member:{row['label']}",
              dst=Node(kind="reward_spec", id=row["reward_digest"])) for row in members
     ])  # fmt: skip
-    for table, rows, found in (
-        (t.environment, places, _environment),
-        (t.model_version, _new(connection, t.model_version, of("model_version")), _model),
-        (t.dataset_version, _new(connection, t.dataset_version, of("dataset_version")), _dataset),
-    ):
-        for row in rows:
-            _check(row, found)
-        insert_new(connection, table, [{**row, "created": at} for row in rows])
+    insert_new(connection, t.environment, [{**row, "created": at} for row in places])
+    for table in (t.model_version, t.dataset_version):
+        insert_new(connection, table, [{**row, "created": at} for row in _new(connection, table, of(table.name))])
     for row in seen:
         said = contents.get(row["vector"])
         if said and versions.behaviour([tuple(case) for case in json.loads(said[1])]) != row["behaviour_digest"]:
@@ -216,11 +213,6 @@ def _new(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str,
     return [_row(table, row) for row in rows if row["digest"] not in known]
 
 
-def _check(row: Mapping[str, Any], found: Callable[[Mapping[str, Any]], str | None]) -> None:
-    if found(row) not in (None, row["digest"]):
-        raise ValueError(f"{str(row['digest'])[:19]}... is not the digest of what it stands for")
-
-
 def _version(row: Mapping[str, Any]) -> str | None:
     """None for one that an older schema knew by its digest alone, or that was taken in where it is from."""
     if not row["code"]:
@@ -249,6 +241,12 @@ def _dataset(row: Mapping[str, Any]) -> str:
     if said.get("rows", 0) != row["rows"]:
         raise ValueError("a data set has two sizes")
     return str(said["digest"])
+
+
+_FOUND: Mapping[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "verifier_version": _version, "environment": _environment, "model_version": _model, "dataset_version": _dataset,
+}  # fmt: skip
+"""What each digest is over, as far as it is in the record; a reward's is over what its verifiers were bound to, which is not."""
 
 
 # ---- rows --------------------------------------------------------------------------------------------------------
