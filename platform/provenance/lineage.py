@@ -178,7 +178,7 @@ def _segments(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[str, 
 
 
 def _checkpoints(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
-    """As the first run of this home says that has it, with the names of all that have."""
+    """As the first run says that has it, one of this home before one that was imported; with ``runs`` if several have."""
     c = t.checkpoint.c
     query = (
         sa.select(t.run.c.id, c.segment, c.step, c.path, c.digest, c.meta, c.at, t.run.c.meta.label("of_run"))
@@ -187,20 +187,27 @@ def _checkpoints(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[st
         .order_by(c.pk)
     )
     found: dict[str, list[Any]] = {}
-    for row in sorted(connection.execute(query), key=lambda row: bool(row.of_run.get("imported"))):
+    for row in sorted(connection.execute(query), key=_foreign):
         found.setdefault(row.digest, []).append(row)
-    return [
-        (digest, {"run": row.id, "segment": row.segment, "step": row.step, "path": row.path, "at": row.at,
-                  "seed": row.meta.get("seed"), "cursor": cursor(Path(row.path)),
-                  "runs": list(dict.fromkeys(each.id for each in rows))})
-        for digest, rows in found.items() for row in rows[:1]
-    ]  # fmt: skip
+    out = []
+    for digest, rows in found.items():
+        row, runs = rows[0], list(dict.fromkeys(each.id for each in rows))
+        said = {"run": row.id, "segment": row.segment, "step": row.step, "path": row.path, "at": row.at,
+                "seed": row.meta.get("seed"), "cursor": cursor(Path(row.path))}  # fmt: skip
+        out.append((digest, {**said, "runs": runs} if len(runs) > 1 else said))
+    return out
+
+
+def _foreign(row: Any) -> bool:
+    return bool(row.of_run.get("imported"))
 
 
 def whole_checkpoint(connection: sa.Connection, digest: str) -> CheckpointRef:
     """A recorded checkpoint, by its digest, at a place where it is whole. Raises DataError where it is at none."""
     c, wrong = t.checkpoint.c, "no run recorded it"
-    for row in connection.execute(sa.select(t.checkpoint).where(c.digest == digest).order_by(c.pk.desc())).mappings():
+    query = sa.select(t.checkpoint, t.run.c.meta.label("of_run")).join(t.run, t.run.c.pk == c.run_pk)
+    rows = connection.execute(query.where(c.digest == digest).order_by(c.pk.desc())).all()
+    for row in (each._mapping for each in sorted(rows, key=_foreign)):
         manifest = Path(row["path"]) / "manifest.json"
         if not manifest.is_file():
             wrong = "its folder is gone"
