@@ -131,7 +131,9 @@ class Launcher:
                 log.warning("alarm: run %s takes no step", run)
         while len(self._held) < self._slots and not self._closing and self._executor.ready():
             lease = self._store.write(
-                lambda c: leases.claim(c, self._owner, limits=self._limits, slots=self._slots, gpus=self._gpus)
+                lambda c: leases.claim(
+                    c, self._owner, limits=self._limits, slots=self._slots, gpus=self._gpus, home=self._store.home_id
+                )
             )
             if lease is None:
                 return

@@ -79,10 +79,10 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
 
 
 def _beside_file(settings: Settings) -> Path | None:
-    """The folder whose lock stands for a SQLite file that lies outside the home folder; None for any other database."""
-    engine = connect(settings.database) if settings.database else None
-    file = engine.url.database if engine is not None and engine.dialect.name == "sqlite" else None
-    if not file or Path(file).resolve().parent == settings.home.resolve():
+    """The folder whose lock stands for a SQLite file, wherever it lies; None for any other database."""
+    url = connect(settings.database).url if settings.database else None
+    file = settings.home / "jurat.db" if url is None else url.database
+    if not file or (url is not None and url.get_backend_name() != "sqlite"):
         return None
     return Path(f"{Path(file).resolve()}.service")
 

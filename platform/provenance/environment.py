@@ -36,12 +36,19 @@ def describe(base: Path, *, argv: Sequence[str] = (), more: Mapping[str, Any] | 
         "system": platform.system(), "machine": platform.machine(), "packages": _packages(), "git_commit": commit,
         "patch": digest(patch) if patch else "", "devices": dict(more or {}),
     }  # fmt: skip
-    named = digest({"schema": 1, "kind": "environment", **shared})
     beside = {
         "release": platform.release(), "host": platform.node(), "cpus": os.cpu_count(), "base": str(base),
         "argv": secrets.words(argv), "prefix": sys.prefix, **({"patch_left_out": why} if why else {}),
     }  # fmt: skip
-    return EnvironmentFacts(digest=named, attrs={**shared, **beside}, git_commit=commit, patch=patch)
+    return EnvironmentFacts(digest=named(shared), attrs={**shared, **beside}, git_commit=commit, patch=patch)
+
+
+_NAMED = ("python", "implementation", "system", "machine", "packages", "git_commit", "patch", "devices")
+
+
+def named(attrs: Mapping[str, Any]) -> str:
+    """The digest of an environment: over what it may have in common with another machine's."""
+    return digest({"schema": 1, "kind": "environment", **{key: attrs[key] for key in _NAMED}})
 
 
 @functools.cache

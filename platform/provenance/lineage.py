@@ -178,24 +178,36 @@ def _segments(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[str, 
 
 
 def _checkpoints(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """As the first run says that has it, one of this home before one that was imported; with ``runs`` if several have."""
     c = t.checkpoint.c
     query = (
-        sa.select(t.run.c.id, c.segment, c.step, c.path, c.digest, c.meta, c.at)
+        sa.select(t.run.c.id, c.segment, c.step, c.path, c.digest, c.meta, c.at, t.run.c.meta.label("of_run"))
         .join(t.run, t.run.c.pk == c.run_pk)
         .where(c.digest.in_(ids))
         .order_by(c.pk)
     )
-    return [
-        (row.digest, {"run": row.id, "segment": row.segment, "step": row.step, "path": row.path, "at": row.at,
-                      "seed": row.meta.get("seed"), "cursor": cursor(Path(row.path))})
-        for row in connection.execute(query)
-    ]  # fmt: skip
+    found: dict[str, list[Any]] = {}
+    for row in sorted(connection.execute(query), key=_foreign):
+        found.setdefault(row.digest, []).append(row)
+    out = []
+    for digest, rows in found.items():
+        row, runs = rows[0], list(dict.fromkeys(each.id for each in rows))
+        said = {"run": row.id, "segment": row.segment, "step": row.step, "path": row.path, "at": row.at,
+                "seed": row.meta.get("seed"), "cursor": cursor(Path(row.path))}  # fmt: skip
+        out.append((digest, {**said, "runs": runs} if len(runs) > 1 else said))
+    return out
+
+
+def _foreign(row: Any) -> bool:
+    return bool(row.of_run.get("imported"))
 
 
 def whole_checkpoint(connection: sa.Connection, digest: str) -> CheckpointRef:
     """A recorded checkpoint, by its digest, at a place where it is whole. Raises DataError where it is at none."""
     c, wrong = t.checkpoint.c, "no run recorded it"
-    for row in connection.execute(sa.select(t.checkpoint).where(c.digest == digest).order_by(c.pk.desc())).mappings():
+    query = sa.select(t.checkpoint, t.run.c.meta.label("of_run")).join(t.run, t.run.c.pk == c.run_pk)
+    rows = connection.execute(query.where(c.digest == digest).order_by(c.pk.desc())).all()
+    for row in (each._mapping for each in sorted(rows, key=_foreign)):
         manifest = Path(row["path"]) / "manifest.json"
         if not manifest.is_file():
             wrong = "its folder is gone"
@@ -261,7 +273,7 @@ def uses(connection: sa.Connection, node: Node) -> list[dict[str, Any]]:
 
 def affected(connection: sa.Connection, node: Node) -> Walk:
     """All that would be tainted if the node is bad: rewards, segments, their checkpoints, what began from these, exports."""
-    return walk(connection, [node], "forward")
+    return walk(connection, [node], "forward", depth=MAX_NODES)
 
 
 def judged(connection: sa.Connection, version_digest: str) -> list[dict[str, Any]]:
@@ -374,7 +386,10 @@ def gaps(connection: sa.Connection, run: RunInfo, *, packages: Mapping[str, str]
     found = walk(connection, [edges.segment_node(run.id, no) for no in _numbers(connection, run.pk)], "back")
     if not found.roots:
         return ["no process ever worked on it"]
+    exported = {e.src for e in found.edges if e.role == "exported"} - {e.src for e in found.edges if e.role == "began"}
     for node, said in found.nodes.items():
+        if node in exported:
+            continue  # of it the model is needed alone
         if not said and node.kind != "export":
             out.append(f"{node.kind} {node.id} is not in the record")
         elif node.kind == "verifier_version":

@@ -117,7 +117,7 @@ def test_scrub(store: Store, recipe: Any, monkeypatch: pytest.MonkeyPatch) -> No
                            tags={"api_key": "hush", "good": "yes"})  # fmt: skip
     read = lambda: store.read(lambda c: str(record.read(c, store.run("r"))))
     assert "hush" not in read() and SECRETS[0] not in read()  # was never kept
-    assert store.run("r").meta == {"note": secrets.BLOT, "base": base}
+    assert store.run("r").meta == {"note": secrets.BLOT, "base": base, "home": store.home_id}
     monkeypatch.setenv("JURAT_KEEP_SECRETS", "1")  # a record of before there was this
     store.write(lambda c: c.execute(sa.update(t.run).where(t.run.c.pk == run.pk).values(meta=meta)))
     store.write(lambda c: c.execute(sa.update(t.run_label).where(t.run_label.c.key == "api_key").values(text="hush")))
