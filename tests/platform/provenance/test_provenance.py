@@ -522,12 +522,14 @@ def test_the_environment_of_a_repository(tmp_path: Path) -> None:
     (tmp_path / "rule.py").write_text("a = 1\n")
     git("add", ".")
     git("commit", "-qm", "x")
-    clean = environment.describe(tmp_path)
+    clean = environment.describe(tmp_path, package=tmp_path)
     assert len(clean.git_commit) == 40 and clean.patch == b""
     (tmp_path / "rule.py").write_text("a = 2\n")
     (tmp_path / "new.py").write_text("b = 1\n")
     (tmp_path / "data.bin").write_bytes(b"\x00")
-    dirty = environment.describe(tmp_path, argv=["jurat", "--api-key=hush", "postgresql://u:p@h/d", "API_TOKEN=1"])
+    dirty = environment.describe(
+        tmp_path, package=tmp_path, argv=["jurat", "--api-key=hush", "postgresql://u:p@h/d", "API_TOKEN=1"]
+    )
     assert b"+a = 2" in dirty.patch and b"b = 1" in dirty.patch and b"data.bin" not in dirty.patch
     assert dirty.digest != clean.digest
     assert dirty.attrs["argv"] == [
@@ -537,7 +539,7 @@ def test_the_environment_of_a_repository(tmp_path: Path) -> None:
         "API_TOKEN=[redacted]",
     ]
     (tmp_path / "key.py").write_text("-----BEGIN RSA PRIVATE KEY-----")
-    secret = environment.describe(tmp_path)
+    secret = environment.describe(tmp_path, package=tmp_path)
     assert (secret.patch, secret.attrs["patch_left_out"]) == (b"", "it holds a private key")
 
 
