@@ -30,7 +30,7 @@ from jurat.platform.canonical import digest
 from jurat.platform.db.engine import in_memory
 from jurat.platform.db.upgrade import upgrade
 from jurat.platform.errors import DataError, RunFailed
-from jurat.platform.provenance import folders, points, record
+from jurat.platform.provenance import folders, lineage, points, record
 from jurat.platform.runs.gc import IMPORTED
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.rollouts import sync_folder
@@ -118,6 +118,8 @@ def pieces(store: Store, run: RunInfo, *, weights: bool = True) -> Iterator[byte
     Raises OSError where a file goes or changes its size meanwhile; what was made until then no importer takes.
     """
     said, table = store.read(lambda connection: (record.read(connection, run), points.table(connection, run.pk)))
+    if not weights:
+        said["run"]["meta"] = {**said["run"]["meta"], lineage.NO_WEIGHTS: True}
     sink = io.BytesIO()
     points.write_parquet(table, sink)
     texts = {RECORD: json.dumps(said, sort_keys=True).encode(), METRICS: sink.getvalue()}

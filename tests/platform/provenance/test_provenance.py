@@ -312,14 +312,69 @@ def test_two_runs_told_apart(store: Store, trained: Any, recipe: Any) -> None:
 
 def test_gaps(store: Store, trained: Any) -> None:
     run = trained("one", _made(dataclasses.replace(_facts(), sources=None)))
-    here = {"packages": HERE.attrs["packages"], "python": HERE.attrs["python"]}
-    assert store.read(lambda c: lineage.gaps(c, run, **here)) == ["the source of verifier math@1 was not recorded"]
+    here = HERE.attrs
+    assert store.read(lambda c: lineage.gaps(c, run, here)) == ["the source of verifier math@1 was not recorded"]
     whole = trained("two", _made(_facts("exact")))
-    assert store.read(lambda c: lineage.gaps(c, whole, **here)) == []
+    assert store.read(lambda c: lineage.gaps(c, whole, here)) == []
     other = {**here["packages"], "sympy": "0.1"}
-    told = store.read(lambda c: lineage.gaps(c, whole, packages=other, python="2.7"))
+    told = store.read(lambda c: lineage.gaps(c, whole, {**here, "packages": other, "python": "2.7"}))
     assert told == [f"Python was {here['python']}, here it is 2.7",
                     f"package sympy was {here['packages']['sympy']}, here it is 0.1"]  # fmt: skip
+
+
+def test_other_code_and_a_change_midway_are_gaps(store: Store, trained: Any) -> None:
+    run = trained("three", _made(_facts("exact")))
+    own = {**HERE.attrs["jurat"], "files": "sha256:" + "0" * 64}
+    (told,) = store.read(lambda c: lineage.gaps(c, run, {**HERE.attrs, "jurat": own}))
+    assert "jurat's own code was" in told and "here it is sha256:000000000000..." in told
+    (told,) = store.read(lambda c: lineage.gaps(c, run, {**HERE.attrs, "patch": "sha256:" + "1" * 64}))
+    assert "here they are sha256:111111111111" in told
+    made = _made(_facts("exact", "return 2"), from_checkpoint="")
+    data = {"train": {**made.datasets["train"], "digest": digest("other")}}
+    again = dataclasses.replace(made, datasets=data, environment=dataclasses.replace(HERE, digest=digest("edited")))
+    store.start_segment(run, first_step=2, reward_digest=again.reward, made_of=again)
+    told = store.read(lambda c: lineage.gaps(c, run, HERE.attrs))
+    assert [line.split(":")[0] for line in told] == [
+        f"segments 0 and 1 differ in their {what}" for what in ("reward", "data", "environment")
+    ]
+
+
+def test_a_seal_that_is_gone_and_a_changed_source_are_found(store: Store, trained: Any) -> None:
+    run = trained("four", _made(_facts("sealed")))
+    assert verify(store, run).whole
+    store.add_event(run, seal.COMING, {})
+    finished = dataclasses.replace(store.run(run.id), state="finished")
+    assert store.read(lambda c: seal.broken(c, finished)) == [
+        "the seal is missing: it was removed, or could not be written when the run ended"
+    ]
+    seal.seal(store, run)
+    assert store.read(lambda c: seal.broken(c, finished)) == []
+    found = store.read(lambda c: versions.version(c, "sealed"))
+    b = t.blob.c
+    store.write(lambda c: c.execute(sa.update(t.blob).where(b.digest == found.source).values(content=b"{}")))
+    (fault,) = verify(store, run).faults
+    assert found.digest in fault and "is not what its digest" in fault
+
+
+def test_a_part_of_a_checkpoint_and_what_is_none(store: Store, trained: Any, tmp_path: Path) -> None:
+    saved = _saved(store, trained("five", _made(_facts("exact"))))
+    node = store.read(lambda c: lineage.resolve(c, f"{saved.path}/policy"))
+    assert node == Node(kind="checkpoint", id=saved.digest)
+    for named, told in ((str(tmp_path), "no checkpoint's folder"), ("s0-p1-0", "no run of that name")):
+        with pytest.raises(ConfigError, match=told):
+            store.read(lambda c, n=named: lineage.resolve(c, n))
+
+
+def test_a_bundle_without_weights_passes_its_own_check(store: Store, trained: Any, tmp_path: Path) -> None:
+    run = trained("six", _made(_facts("exact")))
+    bundle.export(store, run, tmp_path / "b.tar", weights=False)
+    other = Store.open(None, tmp_path / "other")
+    assert verify(other, bundle.take_in(other, tmp_path / "b.tar")).faults == ()
+    other.close()
+    after = trained("seven", _made(_facts("exact")), _saved(store, run).digest)
+    shutil.rmtree(_saved(store, run).path)
+    (told,) = store.read(lambda c: lineage.gaps(c, after, HERE.attrs))
+    assert "is not kept any more" in told
 
 
 # ---- carried away ------------------------------------------------------------------------------------------------
@@ -627,12 +682,14 @@ def test_the_environment_of_a_repository(tmp_path: Path) -> None:
     (tmp_path / "rule.py").write_text("a = 1\n")
     git("add", ".")
     git("commit", "-qm", "x")
-    clean = environment.describe(tmp_path)
+    clean = environment.describe(tmp_path, package=tmp_path)
     assert len(clean.git_commit) == 40 and clean.patch == b""
     (tmp_path / "rule.py").write_text("a = 2\n")
     (tmp_path / "new.py").write_text("b = 1\n")
     (tmp_path / "data.bin").write_bytes(b"\x00")
-    dirty = environment.describe(tmp_path, argv=["jurat", "--api-key=hush", "postgresql://u:p@h/d", "API_TOKEN=1"])
+    dirty = environment.describe(
+        tmp_path, package=tmp_path, argv=["jurat", "--api-key=hush", "postgresql://u:p@h/d", "API_TOKEN=1"]
+    )
     assert b"+a = 2" in dirty.patch and b"b = 1" in dirty.patch and b"data.bin" not in dirty.patch
     assert dirty.digest != clean.digest
     assert dirty.attrs["argv"] == [
@@ -642,6 +699,31 @@ def test_the_environment_of_a_repository(tmp_path: Path) -> None:
         "API_TOKEN=[redacted]",
     ]
     (tmp_path / "key.py").write_text("-----BEGIN RSA PRIVATE KEY-----")
-    secret = environment.describe(tmp_path)
+    secret = environment.describe(tmp_path, package=tmp_path)
     assert (secret.patch, secret.attrs["patch_left_out"]) == (b"", "it holds a private key")
-    assert environment.describe(tmp_path / "none").git_commit == ""
+
+
+def test_jurat_s_own_code_is_known_from_any_folder(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(package.parent), "-c", "user.name=x", "-c", "user.email=x@y", *words],
+                       check=True, capture_output=True)  # fmt: skip
+
+    package, project = tmp_path / "clone/jurat", tmp_path / "elsewhere"
+    (tmp_path / "clone/room").mkdir(parents=True)
+    package.mkdir()
+    project.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "room").symlink_to("../room")
+    (tmp_path / "clone/room/code.py").write_text("a = 1\n")
+    installed = environment.describe(project, package=package)
+    assert (installed.git_commit, installed.patch) == ("", b"")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "x")
+    clean = environment.describe(project, package=package)
+    assert len(clean.git_commit) == 40 and clean.patch == b""
+    assert clean.attrs["jurat"]["files"] == installed.attrs["jurat"]["files"]
+    (tmp_path / "clone/room/code.py").write_text("a = 2\n")
+    dirty = environment.describe(project, package=package)
+    assert b"+a = 2" in dirty.patch and dirty.digest != clean.digest
+    assert dirty.attrs["jurat"]["files"] != clean.attrs["jurat"]["files"]
