@@ -65,12 +65,12 @@ def describe(
     return EnvironmentFacts(digest=named(shared), attrs={**shared, **beside}, git_commit=commit, patch=patch)
 
 
-_NAMED = ("python", "implementation", "system", "machine", "packages", "git_commit", "patch", "devices")
+_NAMED = ("python", "implementation", "system", "machine", "packages", "git_commit", "patch", "jurat", "devices")
 
 
 def named(attrs: Mapping[str, Any]) -> str:
-    """The digest of an environment: over what it may have in common with another machine's."""
-    return digest({"schema": 1, "kind": "environment", **{key: attrs[key] for key in _NAMED}})
+    """The digest of an environment: over what it may have in common with another machine's. One of before lacks ``jurat``."""
+    return digest({"schema": 1, "kind": "environment", **{key: attrs[key] for key in _NAMED if key in attrs}})
 
 
 def _files(package: Path) -> str:

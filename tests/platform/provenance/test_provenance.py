@@ -168,9 +168,7 @@ def test_what_learns_from_an_exported_model_is_tainted_with_it(store: Store, tra
     assert {node.id for node in found.nodes if node.kind == "run"} == {"parent", "child"}
     assert Node(kind="checkpoint", id=_saved(store, child).digest) in found.nodes
     shutil.rmtree(_saved(store, parent).path)  # the model is enough
-    assert not any(
-        "checkpoint" in line for line in store.read(lambda c: lineage.gaps(c, child, packages={}, python=""))
-    )
+    assert not any("checkpoint" in line for line in store.read(lambda c: lineage.gaps(c, child, HERE.attrs)))
 
 
 def test_what_is_affected_has_no_end_at_a_hundred_steps(store: Store) -> None:
@@ -495,6 +493,7 @@ def test_a_false_record_is_refused_or_gives_way(store: Store, trained: Any, tmp_
     for change in (
         lambda r: r["verifier_version"][0].update(code=digest("x")),
         lambda r: r["environment"][0]["attrs"].update(python="2.7"),
+        lambda r: r["environment"][0]["attrs"]["jurat"].update(files="sha256:other"),
         lambda r: r["model_version"][0].update(manifest={"x": "sha256:y"}),
         lambda r: r["dataset_version"][0].update(name="theirs"),
         lambda r: r["verifier_observation"][0].update(behaviour_digest="sha256:x"),
