@@ -207,7 +207,7 @@ def _checkpoints(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[st
     found: dict[str, list[Any]] = {}
     for row in sorted(connection.execute(query), key=_foreign):
         found.setdefault(row.digest, []).append(row)
-    out = []
+    out: list[tuple[str, Mapping[str, Any]]] = []
     for digest, rows in found.items():
         row, runs = rows[0], list(dict.fromkeys(each.id for each in rows))
         said = {"run": row.id, "segment": row.segment, "step": row.step, "path": row.path, "at": row.at,

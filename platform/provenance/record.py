@@ -156,7 +156,10 @@ def _shared(
                 raise ValueError(f"{str(row['digest'])[:19]}... is not the digest of what it stands for")
     at = now(connection)
     used = {(row["src_kind"], row["src"]) for row in own}
-    of = lambda name: [row for row in record[name] if (name, row["digest"]) in used]
+
+    def of(name: str) -> list[Mapping[str, Any]]:
+        return [row for row in record[name] if (name, row["digest"]) in used]
+
     seen = [row for row in record["verifier_observation"] if row["run_id"] == run_id]
     rewards = _new(connection, t.reward_spec, of("reward_spec"))
     fresh = {row["digest"] for row in rewards}

@@ -69,7 +69,7 @@ def _contents(connection: sa.Connection, run: RunInfo) -> Iterator[str]:
         content = blobs.get(connection, named) if named else None
         if named and content is None:
             yield f"{node.kind} {node.id}: its content {named[:19]}... is missing"
-        elif content is not None and digest(content) != named:
+        elif named and content is not None and digest(content) != named:
             yield f"{node.kind} {node.id}: its content is not what its digest {named[:19]}... says"
 
 
