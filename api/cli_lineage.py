@@ -149,6 +149,8 @@ def uses(thing: Thing, database: terminal.Database = None, as_json: terminal.AsJ
 
     with terminal.store(database) as store:
         node, rows = store.read(lambda connection: (n := _node(connection, store, thing), lineage.uses(connection, n)))
+    if node.kind == "verifier_version" and "@" not in thing and not thing.startswith("sha256:"):
+        terminal.note(f"of the newest version of {thing} only; jurat verifiers versions {thing}   lists all")
     if as_json:
         terminal.print_json({"of": {"kind": node.kind, "id": node.id}, "runs": rows})
         return
@@ -331,7 +333,9 @@ def _print_difference(found: Mapping[str, Any], a: str, b: str) -> None:
         else:
             lines = [line for key, (x, y) in value.items() for line in _pair(key, x, y)]
         for line in lines:
-            typer.echo(f"  {terminal.clean(line, 300)}")
+            sign, text = line[:1], line[1:].lstrip(" ")
+            indent = " " * (len(line) - len(sign) - len(text))
+            typer.echo(f"  {terminal.clean(sign)}{indent}{terminal.clean(text, 300)}")
 
 
 def _pair(key: str, a: object, b: object) -> list[str]:
@@ -354,10 +358,8 @@ def reproduce(
     from jurat.platform.provenance import environment, lineage
 
     with _run(run, database) as (store, found):
-        here = environment.describe(Path.cwd()).attrs
-        missing = store.read(
-            lambda connection: lineage.gaps(connection, found, packages=here["packages"], python=here["python"])
-        )
+        here = environment.describe(Path(found.meta.get("base") or ".")).attrs
+        missing = store.read(lambda connection: lineage.gaps(connection, found, here))
     if not quick:
         missing += _reloaded(found)
     if not check:
@@ -483,8 +485,8 @@ def _drifted(store: Store, run: RunInfo, files: Sequence[str]) -> list[str]:
     used = store.read(lambda c: versions.versions_of(c, sorted(set((run.meta.get("verifiers") or {}).values()))))
     lines: list[str] = []
     for version in used:
-        name = version.names[0].rpartition("@")[0] if version.names else ""
-        if not (version.deterministic and version.code) or name in UNASKED:
+        name = (version.names[0].rpartition("@")[0] or version.names[0]) if version.names else ""
+        if not (version.deterministic and name) or name in UNASKED:
             continue
         try:
             with Again(files) as asked:

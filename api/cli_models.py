@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -200,21 +201,24 @@ def export(
     store = Store.open(database, terminal.home())
     try:
         found = store.run(run)
-        checkpoint = trained_model(found, store)
+        checkpoint = export_model(found, store, out)
     finally:
         store.close()
-    export_model(checkpoint, out)
     if as_json:
         terminal.print_json({"run": found.id, "checkpoint": checkpoint, "folder": out.absolute()})
     else:
         typer.echo(f"{out.absolute()}\n  from {checkpoint}")
 
 
-def export_model(checkpoint: Path, out: Path) -> Path:
-    """Write the model of a checkpoint to a new or empty folder. Raises ConfigError, or ModelError if it is damaged."""
+def export_model(run: RunInfo, store: Store, out: Path) -> Path:
+    """Write the model of a run's newest checkpoint, which is returned, to a new or empty folder, and record what it came of.
+    Raises ConfigError, or ModelError if it is damaged."""
+    checkpoint = trained_model(run, store)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("there is something in the way", where=str(out.absolute()), fix="give a new or empty folder")
     from jurat.engine import checkpoint as engine
+    from jurat.engine.models import ORIGIN
+    from jurat.platform.provenance import folders, versions
 
     wrong = engine.damage(checkpoint)
     if wrong:
@@ -222,7 +226,12 @@ def export_model(checkpoint: Path, out: Path) -> Path:
         raise ModelError(f"the checkpoint is damaged: {wrong}", where=str(checkpoint), fix=fix)
     out.mkdir(parents=True, exist_ok=True)
     engine.export(checkpoint, out)
-    return out.absolute()
+    named = folders.file_digest(checkpoint / "manifest.json")
+    origin = {"source": "exported by jurat", "run": run.id, "checkpoint": named}
+    (out / ORIGIN).write_text(json.dumps(origin, indent=2, sort_keys=True) + "\n")
+    model, files = folders.manifest(out, store.home / "cache" / "digests.json")
+    store.write(lambda connection: versions.exported(connection, run.id, named, model, out.name, files))
+    return checkpoint
 
 
 # ---- eval --------------------------------------------------------------------------------------------------------

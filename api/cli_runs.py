@@ -53,6 +53,11 @@ def _time(micros: int | None) -> str:
     return "" if micros is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(micros / 1e6))
 
 
+def _shown(state: str, deleted: int | None) -> str:
+    """As people see it."""
+    return state if deleted is None else f"{state}, deleted"
+
+
 def _state(store: Store, run: RunInfo) -> str:
     """The state; ``killed`` for a run that says it goes on while nobody holds its folder here."""
     return "killed" if run.state == "running" and run.folder.is_dir() and store.holder(run) is None else run.state
@@ -90,7 +95,7 @@ def ls(
     terminal.print_table(
         ["run", "recipe", "state", "stage", "step", "reward", "created (UTC)", "detail"],
         [
-            (r["run"], r["recipe"], r["state"], r["stage"], r["step"], _short(r["reward"]), _time(r["created"]),
+            (r["run"], r["recipe"], _shown(r["state"], r["deleted"]), r["stage"], r["step"], _short(r["reward"]), _time(r["created"]),
              r["detail"])
             for r in runs
         ],
@@ -112,6 +117,7 @@ def _listed(store: Store, run: RunInfo) -> dict[str, Any]:
         "created": run.created,
         "started": run.started,
         "ended": run.ended,
+        "deleted": run.deleted_at,
     }
 
 
@@ -150,7 +156,7 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
                 "run": found.id, "recipe": found.name, "state": state, "detail": found.detail,
                 "algorithms": algorithms, "filled": _harmless(found),
                 "recipe_digest": found.recipe_digest, "reward_digest": found.reward_digest, "folder": str(found.folder),
-                "created": found.created, "started": found.started, "ended": found.ended,
+                "created": found.created, "started": found.started, "ended": found.ended, "deleted": found.deleted_at,
                 "holder": None if holder is None else {"pid": holder.pid, "host": holder.host},
                 "verifiers": versions,
                 "stage": last[0].stage if last else None, "step": last[0].step + 1 if last else None,
@@ -176,7 +182,7 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
             (f"stage {a['stage']}" if a["stage"] else "algorithm", f"{a['steps']} steps: {_flow(a['algorithm'])}")
             for a in algorithms
         ),
-        ("state", f"{state}{by}{'  ' + found.detail if found.detail else ''}"),
+        ("state", f"{_shown(state, found.deleted_at)}{by}{'  ' + found.detail if found.detail else ''}"),
         ("created", f"{_time(found.created)} UTC" + (f", ended {_time(found.ended)}" if found.ended else "")),
         ("reward", found.reward_digest),
         *((f"verifier {v['member']}", f"{v['verifier']} {v['digest']}  {_said(v)}") for v in versions),
@@ -444,14 +450,27 @@ def _report(step: int, values: Mapping[str, float]) -> StepReport:
 
 @runs_app.command("cancel")
 def cancel(run: RunArgument, database: Database = None, as_json: terminal.AsJson = False) -> None:
-    """Ask a run that goes on, detached or not, to stop at a checkpoint. Twice: to stop now."""
+    """Ask a run that goes on, detached or not, to stop at a checkpoint. Twice: to stop now. Asked of one that is starting, it
+    is a pause, of which its process hears as soon as it is there."""
     from jurat.api.detach import cancel as stop
+    from jurat.platform.runs import leases
 
+    pid: int | None = None
     with terminal.store(database) as store:
         found = store.run(run)
-        pid = stop(found.id, found.folder)
+        if found.state == "queued":
+            raise ConfigError(
+                f"no process trains run {found.id} yet: it is queued", where=str(found.folder),
+                fix=f"POST /api/v1/runs/{found.id}:cancel to the service takes it out of the queue for good",
+            )  # fmt: skip
+        if found.state in ("starting", "pausing") and store.holder(found) is None:
+            store.write(lambda connection: leases.command(connection, found.pk, "pause", by="the command line"))
+        else:
+            pid = stop(found.id, found.folder)
     if as_json:
         terminal.print_json({"run": found.id, "pid": pid})
+    elif pid is None:
+        terminal.note(f"run {found.id} is starting: its process will hear that it is to stop, and the run be paused")
     else:
         terminal.note(f"asked process {pid} to stop at a checkpoint")
 

@@ -35,10 +35,10 @@ def fork(
     """
     saved = _chosen(store, parent, checkpoint)
     before, made = Recipe.model_validate(parent.recipe), _recipe(parent, config or {})
-    check(before, made)
     if made.stages:
         first = [stage.name for stage in made.stages].index(saved.stage)
         made = made.model_copy(update={"stages": made.stages[first:]})
+    check(before, made)
     store.read(lambda connection: lineage.whole_checkpoint(connection, saved.ref.digest))
     return store.create_run(
         recipe=made, recipe_digest=digest(made), reward_digest="", run_id=run_id, state=state, parent_run=parent.id,

@@ -19,6 +19,7 @@ from jurat.platform.provenance import bundle, drift, lineage, seal, versions
 from jurat.platform.recipe import Data, Prompt, Recipe, SamplingPart, Source
 from jurat.platform.runs.heart import Heart
 from jurat.platform.runs.lock import exclusive
+from jurat.platform.runs.outage import patiently
 from jurat.platform.runs.records import Beat, Lease, RunInfo
 from jurat.platform.runs.states import LIMITS, Limits
 from jurat.platform.runs.store import Store
@@ -146,7 +147,9 @@ def train(
                     store.end(lease, "interrupted" if stopped else "failed", str(first))
                 _keep_record(store, run)
             raise first from None if isinstance(first, JuratError) else error
-        store.end(lease, outcome.state)  # type: ignore[arg-type]
+        if outcome.state == "finished":
+            asyncio.run(patiently(lambda: store.add_event(run, seal.COMING, {}), reporter.note))
+        asyncio.run(patiently(lambda: store.end(lease, outcome.state), reporter.note))  # type: ignore[arg-type]
         _keep_record(store, run)
     return outcome
 
@@ -297,9 +300,9 @@ class Launch:
         metrics: Mapping[str, float] = {}
         with StopOnSignals(stop, self.reporter, says=self._stopping, last=self._abandoned):
             for place in range(started, len(prepared)):
-                if self._complete(prepared[place], found[place]):
+                if await self._complete(prepared[place], found[place]):
                     continue  # ended, measured, and then stopped before the next stage had a checkpoint
-                parent = found[place - 1] if place else self._forked()
+                parent = found[place - 1] if place else await patiently(self._forked, self.reporter.note)
                 before = prepared[place - 1] if place else None
                 stage = StageRun(launch=self, prepared=prepared[place], before=before, place=place, stop=stop)
                 reached = await stage.run(own=found[place], parent=parent)
@@ -323,11 +326,12 @@ class Launch:
         with suppress(FencedOut):
             self.store.end(self.lease, "interrupted", "stopped at once")
 
-    def _complete(self, stage: Prepared, ref: CheckpointRef | None) -> bool:
+    async def _complete(self, stage: Prepared, ref: CheckpointRef | None) -> bool:
         """Whether a stage has its last checkpoint, and the evaluations after it are recorded."""
         if ref is None or ref.step < stage.recipe.steps:
             return False
-        measured = (each.result for each in self.store.evaluations(self.run))
+        saved = await patiently(lambda: self.store.evaluations(self.run), self.reporter.note)
+        measured = (each.result for each in saved)
         after = {result.name for result in measured if (result.stage, result.step) == (stage.name, ref.step)}
         return MEASURED & stage.sets.keys() <= after
 

@@ -22,6 +22,7 @@ from jurat.platform.provenance import versions
 from jurat.platform.randomness import seed_of
 from jurat.platform.recipe import PolicyGradient, Recipe
 from jurat.platform.runs.ledger import RunLedger
+from jurat.platform.runs.outage import patiently
 from jurat.platform.runs.remote import facts_through
 from jurat.platform.types import CheckpointRef, Evaluation, Problem, Visit
 from jurat.trainers import evaluate as evaluation
@@ -95,7 +96,7 @@ class StageRun:
             if "sleep" in engine.info:
                 note(f"vLLM's sleep (engine.offload): {engine.info['sleep']}")
             kept = keep(self.prepared.sets, engine.tokenizer, recipe, note)
-            ledger = leaving.enter_context(self._ledger(engine, first_step, begun=own or parent))
+            ledger = leaving.enter_context(await self._ledger(engine, first_step, begun=own or parent))
             launch.records_by(ledger)
             leaving.callback(launch.records_by, None)
             learners, scorers = await self._models(engine, algorithm, own=own, parent=parent)
@@ -193,14 +194,17 @@ class StageRun:
             seed=seed_of("lora", recipe.seed, self.name),
         )
 
-    def _ledger(
+    async def _ledger(
         self, engine: local.LocalEngine | RayEngine, first_step: int, *, begun: CheckpointRef | None
     ) -> RunLedger:
         """Opens a segment of the run's record, with all that it is made of."""
         launch, digests = self.launch, [facts.digest for facts in self.prepared.facts]
-        unknown = launch.store.read(lambda connection: versions.unknown(connection, digests))
+        unknown = await patiently(
+            lambda: launch.store.read(lambda connection: versions.unknown(connection, digests)), launch.reporter.note
+        )
         prepared = with_sources(self.prepared, unknown, launch.base)
-        segment = launch.store.start_segment(
+        begin = partial(
+            launch.store.start_segment,
             launch.run,
             stage=self.name,
             stage_index=self.place,
@@ -214,6 +218,7 @@ class StageRun:
             lease=launch.lease,
             made_of=launch.made_of.of(prepared, from_checkpoint=begun.digest if begun else ""),
         )
+        segment = await patiently(begin, launch.reporter.note)
         texts = self.recipe.tracking.texts
         return RunLedger(
             launch.store, launch.run, self.name, segment, launch.run.folder, lease=launch.lease, texts=texts,

@@ -70,7 +70,7 @@ def difference(left: str, right: str) -> dict[str, Any]:
 
 
 def _place(path: str, given: Mapping[str, Any]) -> str:
-    root = min(given["sources"], key=len).partition(".")[0]
+    root = min((place for place in given["sources"] if not place.startswith("config.")), key=len).partition(".")[0]
     return path.removeprefix(root).lstrip(".") or "verifier"
 
 

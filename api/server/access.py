@@ -1,7 +1,8 @@
-"""Who may call: keys remembered for a few seconds, failed ones counted, and what was refused or changed noted."""
+"""Who may call: keys remembered for a second, failed ones counted, and what was refused or changed noted."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import suppress
@@ -14,8 +15,8 @@ from jurat.platform.db.tables import visible
 from jurat.platform.db.writer import Busy, Writer
 from jurat.platform.runs.store import Store, now
 
-CACHE_SECONDS = 5.0
-"""How long a key that was found is believed without another look: another process's revocation takes this long."""
+LOOK_SECONDS = 1.0
+"""How long what was found is believed without another look: another process's first key and its revocations take this long."""
 CACHED = 1000
 USED_EVERY = 60_000_000
 """Microseconds."""
@@ -49,6 +50,7 @@ class Keys:
         self._store, self._writer = store, writer
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, Key]] = {}
+        self._any, self._looked = False, -math.inf
 
     def principal(self, shown: str) -> Principal | None:
         """Who shows this key; None for one that is unknown, wrong, revoked or past its time."""
@@ -76,15 +78,24 @@ class Keys:
         """Whether ``principal`` knows this key without a look."""
         with self._lock:
             at, key = self._known.get(shown, (0.0, None))
-        return key is not None and time.monotonic() - at <= CACHE_SECONDS and not (key.expires and key.expires <= now())
+        return key is not None and time.monotonic() - at <= LOOK_SECONDS and not (key.expires and key.expires <= now())
 
     def any(self) -> bool:
-        return self._store.read(access.any_key)
+        """Whether there is a key, or was one since this process began."""
+        with self._lock:
+            if self._any or time.monotonic() - self._looked <= LOOK_SECONDS:
+                return self._any
+            self._looked = time.monotonic()
+        found = self._store.read(access.any_key)
+        with self._lock:
+            self._any = self._any or found
+            return self._any
 
     def forget(self) -> None:
-        """After a revocation by this process."""
+        """After this process made or revoked a key."""
         with self._lock:
             self._known.clear()
+            self._looked = -math.inf
 
 
 def blotted(text: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 
@@ -23,23 +22,6 @@ from jurat.platform.errors import JuratError
 
 log = logging.getLogger(__name__)
 BASE = "/api/v1"
-
-
-class StrictRequest(Request):
-    """Its JSON is what the guard has parsed, strictly and once."""
-
-    async def json(self) -> Any:
-        return self.scope["state"].get("json")
-
-
-class StrictRoute(APIRoute):
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def strictly(request: Request) -> Response:
-            return await handle(StrictRequest(request.scope, request.receive))
-
-        return strictly
 
 
 def create_app(service: Service) -> guard.Guard:
@@ -61,7 +43,6 @@ def create_app(service: Service) -> guard.Guard:
         summary="Runs, reward versions, rollouts and where every number came from",
     )  # fmt: skip
     app.state.service, app.state.hub = service, routes_stream.Hub(service)
-    app.router.route_class = StrictRoute
     for routes in (
         routes_lineage,
         routes_bundles,
@@ -81,7 +62,9 @@ def create_app(service: Service) -> guard.Guard:
     async def admit(scope: Scope) -> Principal:
         return await caller(Request({**scope, "app": app}))
 
-    return guard.Guard(app, hosts=service.settings.hosts, requests=service.requests, admit=admit)
+    return guard.Guard(
+        app, hosts=service.settings.hosts, addresses=service.settings.everywhere, requests=service.requests, admit=admit
+    )
 
 
 def _answer(request: Request, problem: Problem) -> Response:

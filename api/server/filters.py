@@ -37,6 +37,8 @@ MAX_WILDCARDS = 8
 NO_TIME = 'expected a time, as in "2026-11-30T12:00:00Z", or microseconds since 1970'
 
 Op = Literal["=", "!=", "<", "<=", ">", ">=", ":", "LIKE", "IN"]
+WHOLE = frozenset({"=", "!=", "IN"})
+"""Operators that compare whole values."""
 Value = str | float | int | bool | None
 
 
@@ -288,6 +290,8 @@ class Operand:
 
     column: sa.ColumnElement[Any]
     kind: Kind
+    among: tuple[str, ...] = ()
+    """All values that it may have; (): any."""
 
 
 class Fields:
@@ -337,6 +341,9 @@ def _condition(operand: Operand, term: Term, text: str) -> sa.ColumnElement[bool
             raise fault(text, term.value_at, "null is compared by = and != alone")
         return column.is_(None) if term.op == "=" else column.is_not(None)
     values = [_typed(kind, value, term, text) for value in term.values]
+    if operand.among and term.op in WHOLE:
+        for value in values:
+            refuse_absent(value, operand.among, text, term.value_at)
     there = column.is_not(None)
     if term.op == "IN":
         return sa.and_(there, column.in_(values))
@@ -362,6 +369,13 @@ def _like(column: sa.ColumnElement[Any], value: str, *, whole: bool, text: str, 
         pattern = "%" + re.sub(r"([\\%_])", r"\\\1", value) + "%"
     lowered = sa.func.lower(sa.cast(column, sa.Text))
     return lowered.like(sa.func.lower(sa.literal(pattern, sa.Text)), escape="\\")
+
+
+def refuse_absent(value: Value, among: Sequence[str], text: str, at: int) -> None:
+    """Raises Problem for a value that its field never has: the term would silently be false of all."""
+    if value not in among:
+        said = f"there is no {str(value)[:80]!r}.{nearest(str(value)[:80], among)} There are {', '.join(among)}"
+        raise fault(text, at, said)
 
 
 def refuse_pattern(pattern: str, text: str, at: int) -> None:

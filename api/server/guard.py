@@ -7,6 +7,7 @@ bodies that are too large or no JSON (``bodies.py``), and more failed keys from 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import math
@@ -59,11 +60,13 @@ class Guard:
         hosts: Iterable[str],
         requests: Requests,
         admit: Callable[[Scope], Awaitable[object]],
+        addresses: bool = False,
         max_bytes: int = bodies.MAX_BYTES,
     ) -> None:
-        """``hosts``: names and addresses, without a port, by which this service may be called. ``requests``: counts them.
-        ``admit``: raises Problem for who has no good key, before anything of a body is read."""
-        self._requests, self._admit = requests, admit
+        """``hosts``: names and addresses, without a port, by which this service may be called; ``addresses``: and by any IP
+        address, which no DNS name can be rebound to. ``requests``: counts them. ``admit``: raises Problem for who has no
+        good key, before anything of a body is read."""
+        self._addresses, self._requests, self._admit = addresses, requests, admit
         self._app, self._hosts, self._max_bytes = app, frozenset(host.lower() for host in hosts), max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,7 +124,8 @@ class Guard:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > 32_768 or len(scope["headers"]) > 100:
             raise Problem("headers-too-large", "the headers may have 32 KiB and be 100")
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or host_of(hosts[0].decode("latin-1")) not in self._hosts:
+        host = host_of(hosts[0].decode("latin-1")) if len(hosts) == 1 else ""
+        if host not in self._hosts and not (self._addresses and is_address(host)):
             raise Problem(
                 "misdirected", "this service is not called by that name; jurat serve --host-name allows another"
             )
@@ -140,7 +144,7 @@ class Guard:
         """Read the body and check it; a receiver that gives it again."""
         data = await bodies.read_body(scope, receive, max_bytes=self._max_bytes)
         scope["state"]["body"] = data
-        if data or (scope["method"] in ("POST", "PUT", "PATCH") and headers.get(b"content-type")):
+        if data:
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind not in (b"application/json", b"application/merge-patch+json"):
                 raise Problem("unsupported-media-type", "send application/json")
@@ -169,6 +173,14 @@ def host_of(value: str) -> str:
         return ""
     name = found.hostname.lower()
     return f"[{name}]" if ":" in name else name
+
+
+def is_address(host: str) -> bool:
+    """An IPv4 address, or one of IPv6 in brackets: a browser sends it only to that address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).version == (6 if host.startswith("[") else 4)
+    except ValueError:
+        return False
 
 
 async def answer(problem: Problem, request_id: str, path: str, send: Send) -> None:

@@ -131,7 +131,9 @@ class Launcher:
                 log.warning("alarm: run %s takes no step", run)
         while len(self._held) < self._slots and not self._closing and self._executor.ready():
             lease = self._store.write(
-                lambda c: leases.claim(c, self._owner, limits=self._limits, slots=self._slots, gpus=self._gpus)
+                lambda c: leases.claim(
+                    c, self._owner, limits=self._limits, slots=self._slots, gpus=self._gpus, home=self._store.home_id
+                )
             )
             if lease is None:
                 return
@@ -233,7 +235,7 @@ class Launcher:
             return  # it said itself how it ended, or is another's
         point("launcher.before_end")
         state, detail = outcome(run.state, code)
-        said = last_line(self._store.home / "logs" / f"{run.id}.log") if state == "failed" else ""
+        said = why(self._store.home / "logs" / f"{run.id}.log") if state == "failed" else ""
         self._end(
             run, state, f"{detail}: {said}" if said else detail, code if code != UNKNOWN else None, held.lease.epoch
         )
@@ -290,16 +292,17 @@ def outcome(state: str, code: int) -> tuple[State, str]:
     )
 
 
-def last_line(path: Path) -> str:
-    """What a process said last, at most 300 characters, harmless."""
+def why(path: Path) -> str:
+    """The first line of the last error in a log, or its last line; at most 300 characters, harmless."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - 4096))
+            file.seek(max(0, file.tell() - 16_384))
             lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
     except OSError:
         return ""
-    told = [line for line in lines if line and not line.startswith(("where:", "fix:"))]
+    told = [line.removeprefix("jurat: ") for line in lines if line.startswith("jurat: ")]
+    told = told or [line for line in lines if line and not line.startswith(("where:", "fix:"))]
     return "".join(c if c.isprintable() else " " for c in told[-1])[:300] if told else ""
 
 

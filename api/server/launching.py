@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from jurat.api import recipes
 from jurat.api.server.problems import Problem
 from jurat.api.server.shapes import NewRun
 from jurat.platform.db import tables as t
-from jurat.platform.errors import ConfigError, nearest
+from jurat.platform.errors import ConfigError, RunFailed, nearest
 from jurat.platform.recipe import Data, Recipe, Source
 from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs.store import Store
+from jurat.platform.types import VerifierSpec
 
 OPERATORS = (
     "verifiers",
@@ -138,11 +141,11 @@ def refuse_foreign(own: Recipe, made: Recipe, home: Path) -> None:
 def _sources(recipe: Recipe) -> Iterator[str]:
     for part in (recipe.data, *(stage.data for stage in recipe.stages)):
         if isinstance(part, Data):
-            yield from (
-                each.source
-                for name in ("train", "held_out", "unseen")
-                if isinstance(each := getattr(part, name), Source)
-            )
+            yield from (each.source for each in _sets(part))
+
+
+def _sets(data: Data) -> Iterator[Source]:
+    yield from (each for name in ("train", "held_out", "unseen") if isinstance(each := getattr(data, name), Source))
 
 
 def refuse_of_a_person(parent: RunInfo, folders: Sequence[Path], home: Path) -> Path | None:
@@ -209,11 +212,44 @@ def refuse_unregistered(connection: sa.Connection, asked: NewRun) -> None:
             if digest not in found:
                 raise _invalid(pointer, "not-registered", "no version of that digest is registered")
             if found[digest].status == "quarantined":
-                raise Problem(
-                    "quarantined-verifier",
-                    f"version {digest[:19]}... was quarantined: {found[digest].status_reason or 'no reason given'}",
-                    errors=[{"pointer": pointer, "code": "quarantined", "message": "the version is quarantined"}],
-                )  # fmt: skip
+                raise _quarantined(pointer, "it names", digest, found[digest].status_reason)
+
+
+def refuse_quarantined(store: Store, made: Recipe, base: Path) -> None:
+    """Raises Problem where a verifier of a recipe, as it is installed here, is quarantined. One that was mended and judged
+    nothing yet is no registered version, and may be used. What cannot be found out here the run finds out itself."""
+    from jurat.verifiers.judge import LocalJudge, origin_named
+
+    stages = [
+        (stage.reward, [VerifierSpec(name=each.verifier, args=each.verifier_args) for each in _sets(stage.data)])
+        for _, stage in made.staged()
+    ]
+    names = {member.use for part, _ in stages for member in part.members} | {s.name for _, some in stages for s in some}
+    v, r, n = t.verifier_version.c, t.verifier_release.c, t.verifier.c
+    query = (
+        sa.select(v.digest, v.status_reason)
+        .join(t.verifier_release, r.version_digest == v.digest)
+        .join(t.verifier, n.pk == r.verifier_pk)
+        .where(n.name.in_(names), v.status == "quarantined")
+    )
+    bad = store.read(lambda connection: {row.digest: row.status_reason for row in connection.execute(query)})
+    for part, specs in stages if bad else ():
+        try:
+            with closing(LocalJudge(part, origins=[origin_named(base / f) for f in made.verifiers], spares=0)) as judge:
+                bound = judge.bind(specs)
+        except (ConfigError, RunFailed):
+            continue
+        for label, spec in bound.items():
+            if spec.digest in bad:
+                raise _quarantined(
+                    f"/verifiers/{label}", f"verifier {spec.name} is installed here as", spec.digest, bad[spec.digest]
+                )
+
+
+def _quarantined(pointer: str, what: str, digest: str, reason: str | None) -> Problem:
+    said = f"{what} version {digest[:19]}..., which was quarantined: {reason or 'no reason given'}"
+    errors = [{"pointer": pointer, "code": "quarantined", "message": "the version is quarantined"}]
+    return Problem("quarantined-verifier", said, errors=errors)
 
 
 def _invalid(pointer: str, code: str, message: str) -> Problem:

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
@@ -34,6 +34,7 @@ from jurat.platform.db.keyset import Key, after, ordering
 from jurat.platform.errors import DataError
 from jurat.platform.runs.records import Part, RunInfo
 from jurat.platform.runs.rollouts import FOLDERS, locate
+from jurat.platform.types import Fault, Finish, Status
 
 SECONDS = 5.0
 MEMORY = "1GB"
@@ -82,10 +83,12 @@ _TEXTS = (
 _NUMBERS = (
     "segment", "step", "position", "visit", "index", "prompt_tokens", "completion_tokens", "reward", "advantage",
 )  # fmt: skip
+_CLOSED = {"status": get_args(Status), "finish": get_args(Finish), "fault": get_args(Fault)}
+"""Field -> all values that it may have."""
 FIELDS = Fields(
     {
         "id": Operand(_C.rollout_id, "text"),
-        **{name: Operand(_C[name], "text") for name in _TEXTS},
+        **{name: Operand(_C[name], "text", _CLOSED.get(name, ())) for name in _TEXTS},
         **{name: Operand(_C[name], "number") for name in _NUMBERS},
         **{name: Operand(_C[name], "flag") for name in ("baseline", "trainable")},
     },
@@ -111,7 +114,7 @@ def _verdict(rest: tuple[str, ...]) -> Operand | None:
         _C.verdicts, sa.literal(".".join(rest[:-1]), sa.Text), sa.literal_column(f"'{rest[-1]}'")
     )
     column = sa.cast(found, sa.Double if kinds[rest[-1]] == "number" else sa.Text)
-    return Operand(column, kinds[rest[-1]])
+    return Operand(column, kinds[rest[-1]], _CLOSED.get(rest[-1], ()))
 
 
 _MACRO = """CREATE MACRO member_field(verdicts, name, field) AS

@@ -16,13 +16,14 @@ from jurat.api.server.prometheus import MEDIA_TYPE as MEDIA_TYPE_OF_METRICS
 from jurat.api.server.prometheus import family
 from jurat.api.server.service import Admin, CanRead, Here
 from jurat.api.server.shapes import tell
+from jurat.api.server.strict import StrictRoute
 from jurat.platform import access
 from jurat.platform.access import Key
 from jurat.platform.db.tables import REVISIONS
 from jurat.platform.errors import ConfigError, JuratError
 from jurat.platform.runs import leases
 
-router = APIRouter(tags=["keys"])
+router = APIRouter(tags=["keys"], route_class=StrictRoute)
 outside = APIRouter(tags=["service"])
 
 
@@ -50,6 +51,7 @@ def create_key(asked: shapes.NewKey, request: Request, service: Here, who: Admin
             errors=[{"pointer": "/scopes", "code": "unknown-scope", "message": error.what}],
         ) from None
     service.audit(who.name, "create key", kept.key_id, request.scope["state"]["request_id"], "done")
+    service.keys.forget()
     return tell({**_told(kept), "key": key}, 201)
 
 

@@ -21,12 +21,13 @@ from jurat.api.server.access import Principal
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.service import CanRead, Here, Service, denied, etag, once, principal_of, run_named
 from jurat.api.server.shapes import tell
+from jurat.api.server.strict import StrictRoute
 from jurat.platform.errors import NameTaken
 from jurat.platform.provenance import bundle, points, prov
 from jurat.platform.runs.disk import spare
 from jurat.platform.runs.records import RunInfo
 
-router = APIRouter(tags=["provenance"])
+router = APIRouter(tags=["provenance"], route_class=StrictRoute)
 
 _PIECE = 1 << 20
 _MEDIA = {"bundle": "application/x-tar", "prov-json": "application/json", "parquet": "application/vnd.apache.parquet",

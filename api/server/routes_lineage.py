@@ -13,11 +13,12 @@ from jurat.api.server.problems import Problem, responses
 from jurat.api.server.search import bounded
 from jurat.api.server.service import CanRead, Here, run_named
 from jurat.api.server.shapes import tell
+from jurat.api.server.strict import StrictRoute
 from jurat.platform.provenance import lineage
 from jurat.platform.provenance.records import Node
 from jurat.platform.provenance.verify import verify
 
-router = APIRouter(tags=["provenance"])
+router = APIRouter(tags=["provenance"], route_class=StrictRoute)
 
 Kind = Literal[
     "run",

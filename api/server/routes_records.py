@@ -17,6 +17,7 @@ from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import PageSize, PageToken, RunId
 from jurat.api.server.service import CanRead, Here, caller, denied, no_run, principal_of, run_named
 from jurat.api.server.shapes import number, tell
+from jurat.api.server.strict import StrictRoute
 from jurat.platform.db import tables as t
 from jurat.platform.db.writer import Busy
 from jurat.platform.errors import DataError, FencedOut
@@ -24,7 +25,7 @@ from jurat.platform.runs import events, ingest, leases, ledger, metrics, rollups
 from jurat.platform.runs.records import Point, RunInfo
 from jurat.platform.runs.repository import evaluation_to_json
 
-router = APIRouter(tags=["records"])
+router = APIRouter(tags=["records"], route_class=StrictRoute)
 
 
 @router.get("/runs/{run}/events", summary="What happened, in order", responses=responses("bad-page-token"))

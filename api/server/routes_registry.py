@@ -12,14 +12,15 @@ from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import PageSize, PageToken
 from jurat.api.server.service import CanRead, CanWrite, Here, Service, once
 from jurat.api.server.shapes import tell
+from jurat.api.server.strict import StrictRoute
 from jurat.datasets.manifest import Manifest
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.db.keyset import Key, after, ordering
-from jurat.platform.errors import DataError
+from jurat.platform.errors import DataError, NameTaken
 from jurat.platform.provenance import versions
 
-router = APIRouter(tags=["registry"])
+router = APIRouter(tags=["registry"], route_class=StrictRoute)
 _D, _M = t.dataset_version.c, t.model_version.c
 Named = Annotated[str, Path(max_length=500)]
 
@@ -72,7 +73,7 @@ def dataset_versions(name: Named, service: Here, who: CanRead) -> Response:
 
 
 @router.post("/datasets/{name:path}/versions", status_code=201, summary="Register a version of a data set",
-             responses=responses("in-flight", "key-reused"))  # fmt: skip
+             responses=responses("conflict", "in-flight", "key-reused"))  # fmt: skip
 def register_dataset(name: Named, asked: shapes.NewDataset, request: Request, service: Here, who: CanWrite) -> Response:
     """By its manifest alone: nothing is fetched, opened or launched from it. Facts of a version never change."""
     try:
@@ -88,7 +89,10 @@ def register_dataset(name: Named, asked: shapes.NewDataset, request: Request, se
         raise _invalid("/manifest/digest", "a digest is sha256: and 64 hexadecimal digits")
 
     def register() -> Response:
-        service.writer.call(lambda c: versions.register_dataset(c, asked.manifest | {"source": name}))
+        try:
+            service.writer.call(lambda c: versions.register_dataset(c, asked.manifest | {"source": name}))
+        except NameTaken as error:
+            raise Problem("conflict", error.what) from None
         service.audit(who.name, "register data set", manifest.digest, request.scope["state"]["request_id"], "done")
         return tell({"name": name, "digest": manifest.digest, "rows": manifest.rows, "split": manifest.split}, 201)
 

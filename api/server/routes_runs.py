@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
@@ -26,17 +27,19 @@ from jurat.api.server.service import (
     unchanged,
 )
 from jurat.api.server.shapes import tell
+from jurat.api.server.strict import StrictRoute
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
 from jurat.platform.errors import ConfigError, DataError, NameTaken, RunFailed
 from jurat.platform.provenance import secrets
+from jurat.platform.recipe import Recipe
 from jurat.platform.runs import events, leases
 from jurat.platform.runs import search as find
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.states import LEASED
 
-router = APIRouter(tags=["runs"])
+router = APIRouter(tags=["runs"], route_class=StrictRoute)
 
 Filter = Annotated[
     str, Query(max_length=8192, description="For example `state = running AND metrics.reward/mean > 0.5`.")
@@ -74,6 +77,7 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
             asked, service.settings.recipes, service.settings.home, service.settings.database
         )
         service.store.read(lambda connection: launching.refuse_unregistered(connection, asked))
+        launching.refuse_quarantined(service.store, recipe, base)
         expected = {"reward": asked.reward_spec or "", "verifiers": dict(asked.verifiers)}
         meta = {"base": str(base), "launched_by": who.name, "expected": expected}
         given = {
@@ -103,7 +107,7 @@ def create_run(asked: shapes.NewRun, request: Request, service: Here, who: CanLa
 
 @router.post("/runs/{run}:fork", status_code=201, response_model=shapes.Run,
              summary="Launch a run from a checkpoint of this one",
-             responses=responses("conflict", "in-flight", "key-reused"))  # fmt: skip
+             responses=responses("quarantined-verifier", "conflict", "in-flight", "key-reused"))  # fmt: skip
 def fork_run(run: RunId, asked: shapes.Fork, request: Request, service: Here, who: CanLaunch) -> Response:
     """Its lineage goes on through the checkpoint. With an `Idempotency-Key` the same request makes one run.
 
@@ -117,11 +121,16 @@ def fork_run(run: RunId, asked: shapes.Fork, request: Request, service: Here, wh
         launching.refuse_paths(config)
         try:
             base = launching.refuse_of_a_person(found, service.settings.recipes, service.settings.home)
+
+            def check(own: Recipe, new: Recipe) -> None:
+                launching.refuse_foreign(own, new, service.settings.home)
+                launching.refuse_quarantined(service.store, new, Path(base or found.meta.get("base") or "."))
+
             made = forking.fork(
                 service.store, found, checkpoint=asked.checkpoint, run_id=asked.id, state="queued",
                 config={**config, "tracking.database": service.settings.database},
-                check=lambda own, new: launching.refuse_foreign(own, new, service.settings.home),
-                also=noted(request, who), meta={"launched_by": who.name, **({} if base is None else {"base": str(base)})},
+                check=check, also=noted(request, who),
+                meta={"launched_by": who.name, **({} if base is None else {"base": str(base)})},
                 priority=asked.priority, max_restarts=asked.max_restarts, max_runtime=asked.max_runtime, tags=asked.tags, by=who.name,
                 **({} if asked.project is None else {"project": asked.project}),
             )  # fmt: skip

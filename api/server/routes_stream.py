@@ -14,7 +14,8 @@ import logging
 import math
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,15 +25,16 @@ from starlette.responses import StreamingResponse
 
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import RunId
-from jurat.api.server.service import Here, Service, denied, principal_of, run_named
+from jurat.api.server.service import Here, Service, denied, principal_of, run_named, still
 from jurat.api.server.shapes import number
+from jurat.api.server.strict import StrictRoute
 from jurat.platform.db import tables as t
 from jurat.platform.errors import JuratError
 from jurat.platform.runs import events
 from jurat.platform.runs.states import ENDED
 
 log = logging.getLogger(__name__)
-router = APIRouter(tags=["runs"])
+router = APIRouter(tags=["runs"], route_class=StrictRoute)
 
 LOOK_SECONDS = 0.2
 PING_SECONDS = 15.0
@@ -194,7 +196,7 @@ class Hub:
     def count(self) -> int:
         return sum(len(channel.clients) for channel in self._channels.values())
 
-    async def watch(self, run: str, run_pk: int, mark: Mark | None) -> AsyncIterator[bytes]:
+    async def watch(self, run: str, run_pk: int, mark: Mark | None) -> AsyncGenerator[bytes]:
         """Bytes of a stream. ``mark`` None: from now on, with the state it is in."""
         store = self._service.store
         channel = self._channels.get(run_pk)
@@ -321,8 +323,16 @@ async def stream(run: RunId, request: Request, service: Here) -> Response:
     hub: Hub = request.app.state.hub
     if hub.count() >= CLIENTS:
         raise Problem("too-many-requests", f"{CLIENTS} clients watch already", headers={"Retry-After": "5"})
+
+    async def told() -> AsyncIterator[bytes]:
+        async with aclosing(hub.watch(run, found.pk, mark)) as watched:
+            async for data in watched:
+                if not await still(request, who):
+                    return
+                yield data
+
     return StreamingResponse(
-        hub.watch(run, found.pk, mark),
+        told(),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"},
     )

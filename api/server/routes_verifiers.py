@@ -12,10 +12,11 @@ from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import PageSize, PageToken
 from jurat.api.server.service import CanRead, CanVouch, Here, denied, etag, principal_of, refuse_stale, unchanged
 from jurat.api.server.shapes import tell
+from jurat.api.server.strict import StrictRoute
 from jurat.platform.db import tables as t
 from jurat.platform.provenance import versions
 
-router = APIRouter(tags=["verifiers"])
+router = APIRouter(tags=["verifiers"], route_class=StrictRoute)
 
 _V, _R, _N = t.verifier_version.c, t.verifier_release.c, t.verifier.c
 _TOLD = (

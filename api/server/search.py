@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
@@ -19,6 +19,7 @@ from jurat.platform.provenance import secrets
 from jurat.platform.runs import metrics as metrics_of
 from jurat.platform.runs import search as find
 from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs.states import State
 from jurat.platform.runs.store import Store
 
 SECONDS = 5.0
@@ -125,6 +126,8 @@ def _value(field: str, value: filters.Value, term: filters.Term, text: str) -> s
             return filters.micros(value)
         except ValueError:
             raise filters.fault(text, term.value_at, filters.NO_TIME) from None
+    if field == "state" and term.op in filters.WHOLE:
+        filters.refuse_absent(value, get_args(State), text, term.value_at)
     number = field in find.NUMBERS or field.startswith("metrics.")
     if number and (isinstance(value, (str, bool)) or term.op in (":", "LIKE")):
         raise filters.fault(

@@ -20,7 +20,7 @@ from jurat.api.server.problems import Problem
 from jurat.api.server.prometheus import Requests
 from jurat.platform import access
 from jurat.platform.db.writer import Writer
-from jurat.platform.errors import ConfigError
+from jurat.platform.errors import ConfigError, JuratError
 from jurat.platform.runs import disk
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.store import Store
@@ -72,8 +72,13 @@ class Settings:
     @property
     def hosts(self) -> frozenset[str]:
         """What a Host header may say."""
-        own = {"127.0.0.1", "localhost", "[::1]"} if self.loopback else {_bracketed(self.host)} - {"0.0.0.0", "[::]"}
+        own = {"127.0.0.1", "localhost", "[::1]"} if self.loopback or self.everywhere else {_bracketed(self.host)}
         return frozenset({*own, *(_bracketed(name.lower()) for name in self.host_names)})
+
+    @property
+    def everywhere(self) -> bool:
+        """It listens on all addresses of this machine, whatever they are."""
+        return self.host.strip("[]") in ("0.0.0.0", "::")
 
     @property
     def url(self) -> str:
@@ -106,8 +111,6 @@ class Service:
     reader: Reader | None = None
     launcher: Launcher | None = None
     judges: Judges | None = None
-    open: bool = False
-    """No key was there at the start, on loopback: whoever reaches the port may do everything."""
 
     @classmethod
     def start(cls, settings: Settings) -> Service:
@@ -123,7 +126,6 @@ class Service:
             keys=Keys(store, writer), rates=Rates(settings.rate, settings.at_once),
             reader=Reader(), judges=Judges(settings.verifiers),
         )  # fmt: skip
-        made.open = settings.open_to_all or (settings.loopback and not made.keys.any())
         if not settings.loopback and not settings.open_to_all and not made.keys.any():
             made.close()
             raise ConfigError(
@@ -131,6 +133,11 @@ class Service:
                 fix="jurat auth init makes the first key; or leave --host out",
             )  # fmt: skip
         return made
+
+    @property
+    def open(self) -> bool:
+        """Whoever reaches the port may do everything: on loopback, until there is a key."""
+        return self.settings.open_to_all or (self.settings.loopback and not self.keys.any())
 
     @property
     def name(self) -> str:
@@ -204,6 +211,19 @@ def principal_of(request: Request) -> Principal:
             raise refused
     state["principal"] = found or LOCAL
     return cast(Principal, state["principal"])
+
+
+async def still(request: Request, who: Principal) -> bool:
+    """Whether who began a stream may still listen: the key was not revoked, or there still is none."""
+    keys_, shown = of(request).keys, request.headers.get("authorization", "").partition(" ")[2].strip()
+    if keys_.fresh(shown):
+        return True
+    try:
+        if who is LOCAL:
+            return await asyncio.to_thread(lambda: of(request).open)
+        return await asyncio.to_thread(keys_.principal, shown) is not None
+    except JuratError:  # a store that does not answer
+        return True
 
 
 async def caller(request: Request) -> Principal:

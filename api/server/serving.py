@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import json
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ KEEP_SECONDS = 15
 def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapping[str, Any]], None]) -> None:
     """Serve until a signal comes; ``listens`` hears of the address. Raises JuratError before anything is served."""
     _give_memory_back()
+    sys.setswitchinterval(0.001)  # else a search holds the writer back for 5 ms at a time
     folder = settings.home / "service"
     with ExitStack() as leaving:
         for held, where in (("home folder", folder), ("database file", _beside_file(settings))):
@@ -63,6 +65,10 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
         )  # fmt: skip
         open_to = " without a key" if service.open else ""
         note(f"jurat serves {settings.home} at {settings.url}{open_to} (Ctrl-C stops it; runs go on)")
+        if settings.everywhere and not settings.host_names:
+            note(
+                "  it answers to IP addresses and localhost: other names by which clients call it are given with --host-name NAME"
+            )
         listens({"url": settings.url, "home": str(settings.home), "open": service.open})
         try:
             asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
@@ -73,10 +79,10 @@ def run(settings: Settings, note: Callable[[str], None], listens: Callable[[Mapp
 
 
 def _beside_file(settings: Settings) -> Path | None:
-    """The folder whose lock stands for a SQLite file that lies outside the home folder; None for any other database."""
-    engine = connect(settings.database) if settings.database else None
-    file = engine.url.database if engine is not None and engine.dialect.name == "sqlite" else None
-    if not file or Path(file).resolve().parent == settings.home.resolve():
+    """The folder whose lock stands for a SQLite file, wherever it lies; None for any other database."""
+    url = connect(settings.database).url if settings.database else None
+    file = settings.home / "jurat.db" if url is None else url.database
+    if not file or (url is not None and url.get_backend_name() != "sqlite"):
         return None
     return Path(f"{Path(file).resolve()}.service")
 

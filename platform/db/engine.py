@@ -65,7 +65,7 @@ def _sqlite_events(engine: sa.Engine, busy_seconds: float, durable: bool) -> Non
             f"synchronous={'FULL' if durable else 'NORMAL'}",
             "foreign_keys=ON",
             "temp_store=MEMORY",
-            "cache_size=-16384",  # KiB, of each connection of a pool: what a service holds is bounded by this
+            "cache_size=-65536",
             f"journal_size_limit={64 << 20}",
         ):
             cursor.execute(f"PRAGMA {pragma}")

@@ -118,9 +118,14 @@ def _copy_beside(engine: sa.Engine, found: str) -> None:
     file = engine.url.database
     if engine.dialect.name != "sqlite" or not file or file == ":memory:":
         return
-    copy = Path(f"{file}.schema-{found}")
-    if not copy.exists():
-        back_up(engine, copy)
+    copy, fresh = Path(f"{file}.schema-{found}"), Path(f"{file}.schema-{found}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    back_up(engine, fresh)
+    with contextlib.closing(sqlite3.connect(fresh)) as copied:
+        of = copied.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
+    if of == (found,):  # else another process has upgraded it meanwhile, and made its copy
+        os.replace(fresh, copy)
+    fresh.unlink(missing_ok=True)
 
 
 def _pragma(connection: sa.Connection, text: str) -> None:

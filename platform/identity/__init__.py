@@ -31,7 +31,7 @@ from typing import Any
 from jurat.platform.errors import ConfigError
 from jurat.platform.identity.digests import SCHEMA, sha256_of, weights_digest
 from jurat.platform.identity.reading import Reading
-from jurat.platform.identity.syntax import stripped
+from jurat.platform.identity.syntax import shown, stripped
 
 _SOURCES: dict[str, dict[str, str]] = {}
 
@@ -48,13 +48,15 @@ class Identity:
     """'' where there are none."""
     nodes: Mapping[str, ast.AST]
     """Syntax tree by place; not hashed themselves."""
+    values: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The data that the code reaches and what the config stands in for, a line by place; not hashed themselves."""
 
     @property
     def sources(self) -> dict[str, str]:
-        """Canonical source by place, for people and for diffs; written once for each code."""
+        """Canonical source and values by place, for people and for diffs; source is written once for each code."""
         if self.code not in _SOURCES:
             _SOURCES[self.code] = {place: ast.unparse(stripped(node)) for place, node in self.nodes.items()}
-        return dict(_SOURCES[self.code])
+        return {**self.values, **_SOURCES[self.code]}
 
     @property
     def digest(self) -> str:
@@ -95,7 +97,9 @@ def identify(
         raise ConfigError(
             f"config is not JSON: {fault}", where="config", fix="use strings, numbers, lists, dicts"
         ) from None
+    named = {f"config.{key}": f"{key} = {shown(value)}" for key, value in (stand_ins or {}).items()}
     return Identity(
         code=code, config=config_digest, deps=dict(sorted(reading.deps.items())),
         weights=weights_digest(weights) if weights else "", nodes=dict(reading.nodes),
+        values={**reading.values, **named},
     )  # fmt: skip

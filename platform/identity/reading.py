@@ -39,6 +39,7 @@ from jurat.platform.identity.syntax import (
     imports_of,
     is_literal,
     is_registrar,
+    shown,
     spelled_constant,
     tree_digest,
     with_names,
@@ -58,6 +59,8 @@ class Reading(Data):
         self._modules: dict[str, Any] = {}
         self.deps: dict[str, str] = {}
         self.nodes: dict[str, ast.AST] = {}
+        self.values: dict[str, str] = {}
+        """What was hashed as data, a line of Python by place; for people, not hashed itself."""
 
     # -- dispatch --
 
@@ -151,6 +154,8 @@ class Reading(Data):
             ["closure", [[name, self._named(name, content_of(cell), path)] for name, cell in sorted(cells.items())]]
         )
         out.append(["defaults", self.value(function.__defaults__ or (), f"{path}.__defaults__")])
+        if function.__defaults__:
+            self._show(f"{path}.__defaults__", "__defaults__", function.__defaults__)
         kwdefaults = function.__kwdefaults__ or {}
         out.append(["kwdefaults", [[k, self._named(k, v, path)] for k, v in sorted(kwdefaults.items())]])
         space = function.__globals__
@@ -327,7 +332,10 @@ class Reading(Data):
         loaded = sys.modules.get(module) or importlib.import_module(module)
         source = module_of(str(loaded.__file__), path)
         made: list[Any] = []
-        for node in source.statements_of(name):
+        said = source.statements_of(name)
+        if said:
+            self.nodes.setdefault(f"{module}.{name}", ast.Module(body=said, type_ignores=[]))
+        for node in said:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 bound = [alias for alias in node.names if (alias.asname or alias.name) == name]
                 made.append(self._imports(with_names(node, bound), loaded.__package__ or "", path))
@@ -340,7 +348,15 @@ class Reading(Data):
     def _named(self, name: str, value: Any, path: str) -> Any:
         if name in self._stand_ins:
             return ["config"]
-        return self.value(value, f"{path}.{name}" if path else name)
+        place = f"{path}.{name}" if path else name
+        if not self._inside:
+            self._show(place, name, value)
+        return self.value(value, place)
+
+    def _show(self, place: str, name: str, value: Any) -> None:
+        text = shown(value)
+        if text is not None:
+            self.values.setdefault(place, f"{name} = {text}")
 
     def _imports(self, node: ast.AST, package: str, path: str) -> Any:
         """What the code imports: first-party names by value, first-party modules whole, others as dependencies."""

@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -123,6 +124,46 @@ def sorted_key(item: Any) -> Any:
             ordered = sorted(inner, key=json.dumps) if type(item) is frozenset else inner
             return [type(item).__name__, ordered]
     return None
+
+
+_SHOWN = 400
+"""Characters of a value that people see whole; of a longer one they see its beginning and a digest."""
+_BARE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
+
+
+def shown(value: Any) -> str | None:
+    """Plain data as Python writes it, the same in every process; None for what is no plain data."""
+    try:
+        text = _written(value)
+    except RecursionError:  # it holds itself
+        return None
+    if text is None or len(text) <= _SHOWN:
+        return text
+    named = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{text[:_SHOWN]}...  # {len(text)} characters, sha256 {named}"
+
+
+def _written(value: Any) -> str | None:
+    kind = type(value)
+    if kind is int and abs(value) >= 10**600:
+        return hex(value)
+    if kind in _BARE or kind.__module__ in ("decimal", "fractions", "datetime"):
+        return repr(value)
+    if isinstance(value, re.Pattern):
+        return f"re.compile({value.pattern!r}, {value.flags})"
+    if kind is dict:
+        pairs = [(_written(k), _written(v)) for k, v in value.items()]
+        return None if any(None in pair for pair in pairs) else "{" + ", ".join(f"{k}: {v}" for k, v in pairs) + "}"
+    if kind not in (tuple, list, set, frozenset):
+        return None
+    parts = [_written(item) for item in value]
+    texts = [part for part in parts if part is not None]
+    if len(texts) < len(parts):
+        return None
+    if kind in (set, frozenset):
+        return f"{kind.__name__}([{', '.join(sorted(texts))}])"
+    inner = ", ".join(texts)
+    return f"[{inner}]" if kind is list else f"({inner}{',' * (len(texts) == 1)})"
 
 
 def assigned(node: ast.ClassDef) -> dict[str, ast.expr | None]:

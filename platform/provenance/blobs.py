@@ -15,19 +15,24 @@ from jurat.platform.db.insert import insert_new
 JSON = "application/json"
 
 
+_YOUNG = 3_600_000_000
+"""Microseconds: one that was put less long ago is not written to again. ``jurat gc`` leaves those of a day."""
+
+
 def put(connection: sa.Connection, content: bytes, media_type: str) -> str:
-    """The digest, ``sha256:`` over the bytes; the content is kept once."""
-    named = digest(content)
-    b = t.blob.c
-    if connection.execute(sa.select(b.digest).where(b.digest == named)).first() is None:
-        row = {
-            "digest": named,
-            "media_type": media_type,
-            "size": len(content),
-            "content": content,
-            "created": now(connection),
-        }
-        insert_new(connection, t.blob, [row])
+    """The digest, ``sha256:`` over the bytes; the content is kept once, and is new again: a collector that is at work has
+    either removed it before this, or leaves it."""
+    named, at, b = digest(content), now(connection), t.blob.c
+    created = connection.execute(sa.select(b.created).where(b.digest == named)).scalar()
+    if created is not None and created > at - _YOUNG:
+        return named
+    if (
+        created is not None
+        and connection.execute(sa.update(t.blob).where(b.digest == named).values(created=at)).rowcount
+    ):
+        return named
+    row = {"digest": named, "media_type": media_type, "size": len(content), "content": content, "created": at}
+    insert_new(connection, t.blob, [row])
     return named
 
 

@@ -19,7 +19,7 @@ import re
 import secrets
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +30,8 @@ from jurat.platform.canonical import digest
 from jurat.platform.db.engine import in_memory
 from jurat.platform.db.upgrade import upgrade
 from jurat.platform.errors import DataError, RunFailed
-from jurat.platform.provenance import folders, points, record
+from jurat.platform.provenance import folders, lineage, points, record
+from jurat.platform.runs.gc import IMPORTED
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.rollouts import sync_folder
 from jurat.platform.runs.store import Store
@@ -71,15 +72,16 @@ def open_copy(folder: Path) -> tuple[Store, RunInfo]:
     upgrade(engine)
     store = Store(engine, folder.absolute().parent)
     store.runs_folder = folder.absolute().parent
-    _put(store, said, measured, folder.absolute())
+    _put(store, said, measured, folder.absolute(), lambda: None)
     run = store.run(str(said["run"]["id"]))
     return store, dataclasses.replace(run, folder=folder.absolute())
 
 
-def _put(store: Store, said: Mapping[str, Any], measured: bytes, folder: Path) -> None:
+def _put(store: Store, said: Mapping[str, Any], measured: bytes, folder: Path, last: Callable[[], None]) -> None:
     def put(connection: sa.Connection) -> None:
         pk = record.write(connection, said, folder)
         points.put_back(connection, pk, measured, str(folder))
+        last()
 
     try:
         store.write(put)
@@ -116,6 +118,8 @@ def pieces(store: Store, run: RunInfo, *, weights: bool = True) -> Iterator[byte
     Raises OSError where a file goes or changes its size meanwhile; what was made until then no importer takes.
     """
     said, table = store.read(lambda connection: (record.read(connection, run), points.table(connection, run.pk)))
+    if not weights:
+        said["run"]["meta"] = {**said["run"]["meta"], lineage.NO_WEIGHTS: True}
     sink = io.BytesIO()
     points.write_parquet(table, sink)
     texts = {RECORD: json.dumps(said, sort_keys=True).encode(), METRICS: sink.getvalue()}
@@ -181,13 +185,21 @@ def take_in(store: Store, bundle: Path) -> RunInfo:
         said = json.loads(texts[RECORD])
         if said["run"]["id"] != run_id:
             raise DataError(f"the bundle is of run {run_id}, its record of {said['run']['id']!r}", where=str(bundle))
-        said["run"]["meta"] = {**said["run"]["meta"], "imported": True}
+        said["run"]["meta"] = {**said["run"]["meta"], "imported": True, "home": store.home_id}
         final = store.runs_folder / run_id
-        if final.exists():
+        if final.exists() and not (final / IMPORTED).exists():
             raise DataError("the folder is there already", where=str(final), fix="import it into another --home")
-        _put(store, said, texts[METRICS], final)
-        draft.rename(final)
-        sync_folder(store.runs_folder)
+        (draft / IMPORTED).touch()
+
+        def last() -> None:
+            """The row is written and nobody sees it yet, so no other import is at work on this name."""
+            if (final / IMPORTED).exists():  # of one that was killed after this point
+                shutil.rmtree(final)
+            draft.rename(final)
+            sync_folder(store.runs_folder)
+
+        _put(store, said, texts[METRICS], final, last)
+        (final / IMPORTED).unlink()
         return store.run(run_id)
     except (OSError, tarfile.TarError, ValueError, LookupError, TypeError, AttributeError, *_TOO_MUCH) as error:
         raise DataError(f"not a bundle: {type(error).__name__}: {error}"[:500], where=str(bundle)) from None

@@ -8,6 +8,7 @@ variables nothing is read; a patch that holds a private key is not kept, and wha
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jurat
 from jurat.platform.canonical import digest
 from jurat.platform.provenance import secrets
 from jurat.platform.provenance.records import EnvironmentFacts
@@ -28,20 +30,69 @@ _OWN = (".py", ".yaml", ".yml", ".toml", ".jsonl", ".sh")
 """Untracked files that belong to the code of a run."""
 
 
-def describe(base: Path, *, argv: Sequence[str] = (), more: Mapping[str, Any] | None = None) -> EnvironmentFacts:
-    """Of this process, with user code under ``base``. ``more``: JSON that belongs to it, such as devices."""
+_SOURCE = (".py", ".yaml", ".json", ".jsonl", ".cpp", ".cu", ".h")
+
+
+def describe(
+    base: Path,
+    *,
+    argv: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
+    package: Path = Path(jurat.__file__).parent,
+) -> EnvironmentFacts:
+    """Of this process, with user code under ``base`` and jurat's own in the folder ``package``. ``more``: JSON that belongs
+    to it, such as devices.
+
+    jurat's code is known by the digest of its files, however it was installed. Commit and patch are those of ``base``;
+    where the checkout that holds ``package`` is another one its patch comes after, and ``attrs["jurat"]`` has its commit.
+    """
     commit, patch, why = _code(base)
+    own, checkout = {"files": _files(package), "git_commit": ""}, _checkout(package)
+    if checkout is not None:
+        own["git_commit"], its_patch, its_why = _code(checkout)
+        if checkout != _top(base):
+            patch, why = patch + its_patch, why or its_why
+    commit = commit or own["git_commit"]
     shared = {
         "python": platform.python_version(), "implementation": platform.python_implementation(),
         "system": platform.system(), "machine": platform.machine(), "packages": _packages(), "git_commit": commit,
-        "patch": digest(patch) if patch else "", "devices": dict(more or {}),
+        "patch": digest(patch) if patch else "", "jurat": own, "devices": dict(more or {}),
     }  # fmt: skip
-    named = digest({"schema": 1, "kind": "environment", **shared})
     beside = {
         "release": platform.release(), "host": platform.node(), "cpus": os.cpu_count(), "base": str(base),
         "argv": secrets.words(argv), "prefix": sys.prefix, **({"patch_left_out": why} if why else {}),
     }  # fmt: skip
-    return EnvironmentFacts(digest=named, attrs={**shared, **beside}, git_commit=commit, patch=patch)
+    return EnvironmentFacts(digest=named(shared), attrs={**shared, **beside}, git_commit=commit, patch=patch)
+
+
+_NAMED = ("python", "implementation", "system", "machine", "packages", "git_commit", "patch", "devices")
+
+
+def named(attrs: Mapping[str, Any]) -> str:
+    """The digest of an environment: over what it may have in common with another machine's."""
+    return digest({"schema": 1, "kind": "environment", **{key: attrs[key] for key in _NAMED}})
+
+
+def _files(package: Path) -> str:
+    """The digest of a package's source files, links followed: a checkout's rooms are links."""
+    found = {
+        path.relative_to(package).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for folder, _, names in os.walk(package, followlinks=True)
+        for name in names
+        if (path := Path(folder) / name).suffix in _SOURCE and path.is_file()
+    }
+    return digest({"schema": 1, "kind": "package", "files": found})
+
+
+def _top(folder: Path) -> Path | None:
+    found = _git(folder, "rev-parse", "--show-toplevel")
+    return None if found is None else Path(os.fsdecode(found.rstrip(b"\n")))
+
+
+def _checkout(package: Path) -> Path | None:
+    """The checkout that a package is a part of; None for an installed one, though it lies in some project's folder."""
+    tracked = _git(package.resolve(), "ls-files", "--error-unmatch", "--", "__init__.py")
+    return None if tracked is None else _top(package.resolve())
 
 
 @functools.cache

@@ -21,6 +21,8 @@ from jurat.platform.types import CheckpointRef
 
 MAX_NODES = 10_000
 """Of one walk."""
+NO_WEIGHTS = "weights_left_out"
+"""In the ``meta`` of a run that was taken in from a bundle without tensors."""
 _HOW_RUNS_ARE_NAMED = "parent"
 """The edge that says which run another was forked from: the weights go by its checkpoint, not by it."""
 
@@ -71,6 +73,8 @@ def resolve(connection: sa.Connection, named: str) -> Node:
     segment ``RUN/NO``, a run, a verifier ``NAME@7``. Raises ConfigError or DataError."""
     if ("/" in named or Path(named).is_dir()) and (Path(named) / "manifest.json").is_file():
         return _of_folder(connection, Path(named))
+    if Path(named).is_dir() and (Path(named).absolute().parent / "manifest.json").is_file():  # its policy/, say
+        return _of_folder(connection, Path(named).absolute().parent)
     if match := re.fullmatch(r"(.+)/(\d+)", named):
         c = t.segment.c
         query = sa.select(t.run.c.id).join(t.segment, c.run_pk == t.run.c.pk)
@@ -88,7 +92,18 @@ def resolve(connection: sa.Connection, named: str) -> Node:
     runs = list(connection.execute(sa.select(t.run.c.id).where(t.run.c.id == named)).scalars())
     if runs:
         return Node(kind="run", id=named)
-    return Node(kind="verifier_version", id=versions.version(connection, named).digest)
+    if Path(named).is_dir():
+        raise ConfigError(
+            f"{named} is no checkpoint's folder and no segment of a run", where=named,
+            fix="a copied run's folder: jurat runs verify|export COPY; an exported model: the checkpoint it came from",
+        )  # fmt: skip
+    try:
+        return Node(kind="verifier_version", id=versions.version(connection, named).digest)
+    except ConfigError as error:
+        raise ConfigError(
+            f"no run of that name, and {error.what}", where=named,
+            fix="give a run, RUN/SEGMENT, NAME@NUMBER, a digest or a checkpoint's folder; a rollout's id with --run RUN",
+        ) from None  # fmt: skip
 
 
 _DIGESTS: Mapping[str, sa.Column[Any]] = {
@@ -116,13 +131,16 @@ def _of_folder(connection: sa.Connection, path: Path) -> Node:
     return Node(kind="checkpoint", id=digest)
 
 
-def damaged(path: Path) -> str:
-    """What is wrong with a checkpoint's folder by its own manifest; '' if every file is as it says."""
+def damaged(path: Path, *, without_weights: bool = False) -> str:
+    """What is wrong with a checkpoint's folder by its own manifest; '' if every file is as it says. ``without_weights``:
+    tensors may be absent, as from a bundle that left them out."""
     try:
         files = dict(json.loads((path / "manifest.json").read_text("utf-8"))["files"])
         for name, wanted in sorted(files.items()):
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 return f"manifest.json names {name!r}, outside the folder"
+            if without_weights and name.endswith(".safetensors") and not (path / name).exists():
+                continue
             found = folders.file_digest(path / name)
             if found != wanted:
                 return f"{name}: its digest is {found[:19]}..., the manifest says {str(wanted)[:19]}..."
@@ -178,24 +196,36 @@ def _segments(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[str, 
 
 
 def _checkpoints(connection: sa.Connection, ids: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """As the first run says that has it, one of this home before one that was imported; with ``runs`` if several have."""
     c = t.checkpoint.c
     query = (
-        sa.select(t.run.c.id, c.segment, c.step, c.path, c.digest, c.meta, c.at)
+        sa.select(t.run.c.id, c.segment, c.step, c.path, c.digest, c.meta, c.at, t.run.c.meta.label("of_run"))
         .join(t.run, t.run.c.pk == c.run_pk)
         .where(c.digest.in_(ids))
         .order_by(c.pk)
     )
-    return [
-        (row.digest, {"run": row.id, "segment": row.segment, "step": row.step, "path": row.path, "at": row.at,
-                      "seed": row.meta.get("seed"), "cursor": cursor(Path(row.path))})
-        for row in connection.execute(query)
-    ]  # fmt: skip
+    found: dict[str, list[Any]] = {}
+    for row in sorted(connection.execute(query), key=_foreign):
+        found.setdefault(row.digest, []).append(row)
+    out = []
+    for digest, rows in found.items():
+        row, runs = rows[0], list(dict.fromkeys(each.id for each in rows))
+        said = {"run": row.id, "segment": row.segment, "step": row.step, "path": row.path, "at": row.at,
+                "seed": row.meta.get("seed"), "cursor": cursor(Path(row.path))}  # fmt: skip
+        out.append((digest, {**said, "runs": runs} if len(runs) > 1 else said))
+    return out
+
+
+def _foreign(row: Any) -> bool:
+    return bool(row.of_run.get("imported"))
 
 
 def whole_checkpoint(connection: sa.Connection, digest: str) -> CheckpointRef:
     """A recorded checkpoint, by its digest, at a place where it is whole. Raises DataError where it is at none."""
     c, wrong = t.checkpoint.c, "no run recorded it"
-    for row in connection.execute(sa.select(t.checkpoint).where(c.digest == digest).order_by(c.pk.desc())).mappings():
+    query = sa.select(t.checkpoint, t.run.c.meta.label("of_run")).join(t.run, t.run.c.pk == c.run_pk)
+    rows = connection.execute(query.where(c.digest == digest).order_by(c.pk.desc())).all()
+    for row in (each._mapping for each in sorted(rows, key=_foreign)):
         manifest = Path(row["path"]) / "manifest.json"
         if not manifest.is_file():
             wrong = "its folder is gone"
@@ -261,7 +291,7 @@ def uses(connection: sa.Connection, node: Node) -> list[dict[str, Any]]:
 
 def affected(connection: sa.Connection, node: Node) -> Walk:
     """All that would be tainted if the node is bad: rewards, segments, their checkpoints, what began from these, exports."""
-    return walk(connection, [node], "forward")
+    return walk(connection, [node], "forward", depth=MAX_NODES)
 
 
 def judged(connection: sa.Connection, version_digest: str) -> list[dict[str, Any]]:
@@ -367,14 +397,18 @@ def _last(connection: sa.Connection, run_pk: int) -> dict[str, float | None]:
 # ---- can it be done again? ---------------------------------------------------------------------------------------
 
 
-def gaps(connection: sa.Connection, run: RunInfo, *, packages: Mapping[str, str], python: str) -> list[str]:
+def gaps(connection: sa.Connection, run: RunInfo, here: Mapping[str, Any]) -> list[str]:
     """What is missing to do a run again with equal numbers, as far as the record tells; the caller adds what it finds
-    where data and verifiers are loaded. ``packages``: name -> version of this process."""
+    where data and verifiers are loaded. ``here``: the environment of this process (``attrs`` of ``describe``)."""
     out: list[str] = []
     found = walk(connection, [edges.segment_node(run.id, no) for no in _numbers(connection, run.pk)], "back")
     if not found.roots:
         return ["no process ever worked on it"]
+    out += _changed_midway(connection, run, found.edges)
+    exported = {e.src for e in found.edges if e.role == "exported"} - {e.src for e in found.edges if e.role == "began"}
     for node, said in found.nodes.items():
+        if node in exported:
+            continue  # of it the model is needed alone
         if not said and node.kind != "export":
             out.append(f"{node.kind} {node.id} is not in the record")
         elif node.kind == "verifier_version":
@@ -383,20 +417,69 @@ def gaps(connection: sa.Connection, run: RunInfo, *, packages: Mapping[str, str]
                 out.append(f"the source of verifier {name} was not recorded")
             if said["status"] == "quarantined":
                 out.append(f"verifier {name} is quarantined: {said['status_reason'] or 'no reason was given'}")
-        elif node.kind == "checkpoint" and damaged(Path(said["path"])):
-            out.append(f"checkpoint {node.id[:19]}... at {said['path']}: {damaged(Path(said['path']))}")
+        elif node.kind == "checkpoint" and not Path(said["path"]).is_dir():
+            out.append(f"checkpoint {node.id[:19]}... is not kept any more (checkpoint.keep, jurat gc): {said['path']}")
+        elif node.kind == "checkpoint" and (wrong := damaged(Path(said["path"]))):
+            out.append(f"checkpoint {node.id[:19]}... at {said['path']}: {wrong}")
     newest = [node.id for node in found.nodes if node.kind == "environment"][-1:]
     attrs = connection.execute(sa.select(t.environment.c.attrs).where(t.environment.c.digest.in_(newest))).scalar()
     if attrs is None:
         return [*out, "its environment was not recorded"]
-    if attrs["python"] != python:
-        out.append(f"Python was {attrs['python']}, here it is {python}")
+    if attrs["python"] != here["python"]:
+        out.append(f"Python was {attrs['python']}, here it is {here['python']}")
     for name, then in attrs["packages"].items():
-        here = packages.get(name)
-        if here != then:
-            out.append(f"package {name} was {then}, here it is {here or 'absent'}")
+        now = here["packages"].get(name)
+        if now != then:
+            out.append(f"package {name} was {then}, here it is {now or 'absent'}")
+    out += _other_code(attrs, here)
     if attrs.get("patch_left_out"):
         out.append(f"changes to commit {attrs['git_commit'][:12]} were not kept: {attrs['patch_left_out']}")
+    return out
+
+
+def _other_code(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Whether jurat's code, and the user's project, are other ones here than were recorded."""
+    out = []
+    if "jurat" not in then:  # a record of before: there only the folder's own checkout was known
+        same = then.get("git_commit") and all(then.get(key) == now.get(key) for key in ("git_commit", "patch"))
+        return [] if same else ["which code of jurat ran was not recorded, or is not the one here"]
+    was, own = then["jurat"], now["jurat"]
+    if was["files"] != own["files"]:
+        told = [f"{each['files'][:19]}... (commit {each['git_commit'][:12] or 'unknown'})" for each in (was, own)]
+        out.append(f"jurat's own code was {told[0]}, here it is {told[1]}")
+    if then["git_commit"] != was["git_commit"] and then["git_commit"] != now["git_commit"]:
+        out.append(
+            f"the project was at commit {then['git_commit'][:12]}, here it is {now['git_commit'][:12] or 'none'}"
+        )
+    elif then["patch"] != now["patch"]:
+        out.append(f"changes to commit {then['git_commit'][:12] or 'none'} were {then['patch'][:19] or 'none'}, "
+                   f"here they are {now['patch'][:19] or 'none'}")  # fmt: skip
+    return out
+
+
+def _changed_midway(connection: sa.Connection, run: RunInfo, joins: Sequence[Edge]) -> list[str]:
+    """What differs between segments of one stage: no recipe makes such a run in one piece."""
+    s = t.segment.c
+    query = sa.select(s.no, s.stage, s.reward_digest).where(s.run_pk == run.pk).order_by(s.no)
+    last: dict[str, tuple[int, dict[str, Any]]] = {}
+    out: list[str] = []
+    for row in connection.execute(query):
+        mine = [e for e in joins if e.dst == edges.segment_node(run.id, row.no)]
+        made = {
+            "reward": row.reward_digest,
+            "data": sorted((e.role, e.src.id) for e in mine if e.src.kind == "dataset_version"),
+        }
+        for kind in ("environment", "model_version"):
+            made[kind.partition("_")[0]] = sorted(e.src.id for e in mine if e.src.kind == kind)
+        before = last.get(row.stage)
+        stage = f" of stage {row.stage}" if row.stage else ""
+        for what in made if before else ():
+            if before[1][what] != made[what]:  # type: ignore[index]
+                out.append(
+                    f"segments {before[0]} and {row.no}{stage} differ in their {what}: "  # type: ignore[index]
+                    "no one recipe makes the numbers of both"
+                )
+        last[row.stage] = (row.no, made)
     return out
 
 

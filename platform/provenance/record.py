@@ -1,9 +1,15 @@
-"""All that the database says of a run, as JSON, and back: what a bundle holds, and what a run's folder keeps of itself."""
+"""All that the database says of a run, as JSON, and back: what a bundle holds, and what a run's folder keeps of itself.
+
+A record that is taken in speaks of its own run alone. What it says of things that runs have in common is written only where
+they are not known yet and, as far as a digest can be found again, only where it is what its digest says; what is known stays
+as it is, and names of verifiers keep their numbers.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +17,14 @@ import sqlalchemy as sa
 
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
+from jurat.platform.db.clock import now
 from jurat.platform.db.insert import insert_new
 from jurat.platform.errors import DataError, NameTaken
-from jurat.platform.provenance import edges, secrets
+from jurat.platform.identity import Identity
+from jurat.platform.provenance import edges, environment, secrets, versions
 from jurat.platform.provenance.lineage import walk
+from jurat.platform.provenance.records import Edge, Node
+from jurat.platform.runs import events
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.states import ENDED
 
@@ -94,20 +104,14 @@ def _write(connection: sa.Connection, record: Mapping[str, Any], folder: Path) -
     run_id = str(record["run"]["id"])
     if connection.execute(sa.select(t.run.c.pk).where(t.run.c.id == run_id)).first() is not None:
         raise NameTaken(f"there is a run {run_id!r} already", where=str(folder), fix="import it into another --home")
-    for row in record["blob"]:
-        content = base64.b64decode(row["content"], validate=True)
-        if digest(content) != row["digest"]:
-            raise ValueError("a blob is not what its digest says")
-        insert_new(connection, t.blob, [{**_row(t.blob, row), "content": content}])
-    for name in (*SHARED.values(), "reward_member"):
-        table = t.metadata.tables[name]
-        insert_new(connection, table, [_row(table, row) for row in record[name]])
-    _releases(connection, record["verifier"])
-    for row in record["verifier_observation"]:
-        connection.execute(sa.insert(t.verifier_observation).values(**_row(t.verifier_observation, row)))
-    insert_new(connection, t.edge, [_row(t.edge, row) for row in record["edge"]])
+    own = [
+        _row(t.edge, row) for row in record["edge"] if _own(row, run_id, {c["digest"] for c in record["checkpoint"]})
+    ]
+    _shared(connection, record, run_id, own)
+    insert_new(connection, t.edge, _unclaimed(connection, own))
     given = _row(t.run, record["run"])
-    if given["ended"] is None or given["state"] not in ENDED:  # nobody works on a copy, nor begins to, whatever it says
+    state = given["state"]
+    if going := given["ended"] is None or state not in ENDED:  # nobody works on a copy, nor begins to, whatever it says
         given |= {"state": "interrupted", "ended": given["started"] or given["created"]}
     pk = connection.execute(sa.insert(t.run).values(**given).returning(t.run.c.pk)).scalar_one()
     was = Path(record["folder"])
@@ -117,7 +121,135 @@ def _write(connection: sa.Connection, record: Mapping[str, Any], folder: Path) -
         if name == "checkpoint":
             rows = [{**row, "path": _moved(row["path"], was, folder)} for row in rows]
         insert_new(connection, table, rows)
+    if going:
+        payload = {"from": state, "to": "interrupted", "detail": "taken in as it was while it went on"}
+        events.add(connection, int(pk), "state", payload, at=now(connection))
     return int(pk)
+
+
+# ---- what runs have in common ------------------------------------------------------------------------------------
+
+
+def _own(row: Mapping[str, Any], run_id: str, checkpoints: set[str]) -> bool:
+    """Whether an edge says what the run was made of, or which of its checkpoints it made."""
+    segments, kind, named = f"{run_id}/", row["dst_kind"], str(row["dst"])
+    if row["run_id"] != run_id:
+        return False
+    if kind == "checkpoint":
+        return named in checkpoints and row["src_kind"] == "segment" and str(row["src"]).startswith(segments)
+    return (kind == "run" and named == run_id) or (kind == "segment" and named.startswith(segments))
+
+
+def _unclaimed(connection: sa.Connection, own: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without those that say of a checkpoint which another run here recorded that this one made it."""
+    made = [row["dst"] for row in own if row["dst_kind"] == "checkpoint"]
+    known = _known(connection, t.checkpoint.c.digest, made)
+    return [row for row in own if row["dst_kind"] != "checkpoint" or row["dst"] not in known]
+
+
+def _shared(
+    connection: sa.Connection, record: Mapping[str, Any], run_id: str, own: Sequence[Mapping[str, Any]]
+) -> None:
+    for name, found in _FOUND.items():
+        for row in record[name]:
+            if found(row) not in (None, row["digest"]):
+                raise ValueError(f"{str(row['digest'])[:19]}... is not the digest of what it stands for")
+    at = now(connection)
+    used = {(row["src_kind"], row["src"]) for row in own}
+    of = lambda name: [row for row in record[name] if (name, row["digest"]) in used]
+    seen = [row for row in record["verifier_observation"] if row["run_id"] == run_id]
+    rewards = _new(connection, t.reward_spec, of("reward_spec"))
+    fresh = {row["digest"] for row in rewards}
+    members = [_row(t.reward_member, row) for row in record["reward_member"] if row["reward_digest"] in fresh]
+    named = {row["version_digest"] for row in (*members, *seen)}
+    judges = _new(connection, t.verifier_version, [row for row in record["verifier_version"] if row["digest"] in named])
+    places = _new(connection, t.environment, of("environment"))
+    contents = _contents(record["blob"])
+    wanted = {row["source"] for row in judges} | {row["patch"] for row in places} | {row["vector"] for row in seen}
+    blobs = [{"digest": name, "media_type": str(kind), "size": len(content), "content": content, "created": at}
+             for name, (kind, content) in contents.items() if name in wanted]  # fmt: skip
+    insert_new(connection, t.blob, blobs)
+    # Its code stays open until a process here has found the same digest: then ``versions.register`` writes its own facts.
+    local = {"code": "", "status": "active", "status_reason": "", "status_at": None, "status_by": "", "created": at}
+    insert_new(connection, t.verifier_version, [{**row, **local} for row in judges])
+    insert_new(connection, t.reward_spec, [{**row, "created": at} for row in rewards])
+    insert_new(connection, t.reward_member, members)
+    edges.add(connection, [
+        Edge(src=Node(kind="verifier_version", id=row["version_digest"]), role=f"member:{row['label']}",
+             dst=Node(kind="reward_spec", id=row["reward_digest"])) for row in members
+    ])  # fmt: skip
+    insert_new(connection, t.environment, [{**row, "created": at} for row in places])
+    for table in (t.model_version, t.dataset_version):
+        insert_new(connection, table, [{**row, "created": at} for row in _new(connection, table, of(table.name))])
+    for row in seen:
+        said = contents.get(row["vector"])
+        if said and versions.behaviour([tuple(case) for case in json.loads(said[1])]) != row["behaviour_digest"]:
+            raise ValueError("an observation is not what its digest says")
+        connection.execute(sa.insert(t.verifier_observation).values(**_row(t.verifier_observation, row)))
+
+
+def _contents(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, bytes]]:
+    """{digest: (media type, bytes)}"""
+    out = {}
+    for row in rows:
+        content = base64.b64decode(row["content"], validate=True)
+        if digest(content) != row["digest"]:
+            raise ValueError("a blob is not what its digest says")
+        out[str(row["digest"])] = (str(row["media_type"]), content)
+    return out
+
+
+def _known(connection: sa.Connection, column: sa.Column[Any], values: Sequence[str]) -> set[str]:
+    return {
+        found
+        for first in range(0, len(values), 400)
+        for found in connection.execute(sa.select(column).where(column.in_(values[first : first + 400]))).scalars()
+    }
+
+
+def _new(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Those whose digest is not known here."""
+    known = _known(connection, table.c.digest, [row["digest"] for row in rows])
+    return [_row(table, row) for row in rows if row["digest"] not in known]
+
+
+def _version(row: Mapping[str, Any]) -> str | None:
+    """None for one that an older schema knew by its digest alone, or that was taken in where it is from."""
+    if not row["code"]:
+        return None
+    parts = {key: row[key] for key in ("code", "config", "deps", "weights")}
+    return Identity(**parts, nodes={}).digest
+
+
+def _environment(row: Mapping[str, Any]) -> str:
+    if row["git_commit"] != row["attrs"]["git_commit"]:
+        raise ValueError("an environment has two commits")
+    return environment.named(row["attrs"])
+
+
+def _model(row: Mapping[str, Any]) -> str | None:
+    return digest({"schema": 1, "kind": "folder", "files": row["manifest"]}) if row["manifest"] else None
+
+
+def _dataset(row: Mapping[str, Any]) -> str:
+    """Its digest is over the problems, which are not here; that it says one thing of itself can be seen."""
+    said = row["manifest"]
+    if any(
+        t.visible(str(said.get(key, ""))) != row[column] for key, column in (("source", "name"), ("split", "split"))
+    ):
+        raise ValueError("a data set has two names")
+    if said.get("rows", 0) != row["rows"]:
+        raise ValueError("a data set has two sizes")
+    return str(said["digest"])
+
+
+_FOUND: Mapping[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "verifier_version": _version, "environment": _environment, "model_version": _model, "dataset_version": _dataset,
+}  # fmt: skip
+"""What each digest is over, as far as it is in the record; a reward's is over what its verifiers were bound to, which is not."""
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------
 
 
 def _row(table: sa.Table, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,15 +269,3 @@ def _moved(path: str, was: Path, folder: Path) -> str:
         return str(folder / inside.relative_to(was))
     parts = [part for part in inside.parts if part != inside.anchor]
     return str(folder.joinpath(*parts[parts.index("checkpoints") if "checkpoints" in parts else -1 :]))
-
-
-def _releases(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    n, rel = t.verifier.c, t.verifier_release.c
-    for row in rows:
-        insert_new(connection, t.verifier, [{"name": row["name"], "kind": row["kind"], "created": 0}])
-        pk = connection.execute(sa.select(n.pk).where(n.name == row["name"])).scalar_one()
-        here = sa.select(rel.ordinal).where(rel.verifier_pk == pk)
-        if connection.execute(here.where(rel.version_digest == row["version_digest"])).first() is None:
-            last = connection.execute(sa.select(sa.func.max(rel.ordinal)).where(rel.verifier_pk == pk)).scalar() or 0
-            values = {"verifier_pk": pk, "ordinal": last + 1, "version_digest": row["version_digest"]}
-            connection.execute(sa.insert(t.verifier_release).values(**values))

@@ -18,7 +18,8 @@ from jurat.platform.runs import events
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.store import Store
 
-KIND = "sealed"
+KIND, COMING = "sealed", "sealing"
+"""``sealing`` is said before the run ends, so that the chain of its events holds it: without a seal after it one was cut off."""
 COLUMNS = {
     "segment": ("no", "stage", "stage_index", "first_step", "started", "ended", "ending", "host", "pid", "reward_digest",
                 "versions", "epoch", "environment_digest", "model_digest", "from_checkpoint", "to_step"),
@@ -47,7 +48,9 @@ def broken(connection: sa.Connection, run: RunInfo) -> list[str]:
     """The tables that say something else than when the run was sealed. A run that went on, or whose rows ``jurat gc``
     collected, is held to nothing."""
     told = events.read(connection, run.pk, after=0, limit=None)
-    last = next((event for event in reversed(told) if event.kind in (KIND, "collected")), None)
+    last = next((event for event in reversed(told) if event.kind in (KIND, COMING, "collected")), None)
+    if last is not None and last.kind == COMING and run.state == "finished":
+        return ["the seal is missing: it was removed, or could not be written when the run ended"]
     if last is None or last.kind != KIND or run.state != "finished":
         return []
     found = rows(connection, run.pk)

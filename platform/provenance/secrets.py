@@ -79,7 +79,7 @@ def redacted(value: Any, name: str = "") -> Any:
 
 def redacted_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Of a run. The folder that its recipe's files are relative to stays: no run goes on without it."""
-    return {**redacted(meta), **{key: meta[key] for key in ("base",) if key in meta}}
+    return {**redacted(meta), **{key: meta[key] for key in ("base", "home") if key in meta}}
 
 
 def words(argv: Sequence[str]) -> list[str]:

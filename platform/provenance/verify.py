@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jurat.platform.provenance import folders, seal
-from jurat.platform.provenance.lineage import damaged
+import sqlalchemy as sa
+
+from jurat.platform.canonical import digest
+from jurat.platform.db import tables as t
+from jurat.platform.provenance import blobs, edges, folders, seal
+from jurat.platform.provenance.lineage import NO_WEIGHTS, damaged, walk
 from jurat.platform.runs import events, ingest
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.rollouts import verify_parts
@@ -38,13 +42,15 @@ def verify(store: Store, run: RunInfo) -> Report:
     if moves and moves[-1].payload.get("to") != run.state:
         faults.append(f"the run is {run.state}, its last event says {moves[-1].payload.get('to')}: an event is missing")
     faults += store.read(lambda connection: seal.broken(connection, run))
+    faults += store.read(lambda connection: list(_contents(connection, run)))
     points, changed = store.read(lambda connection: ingest.faults(connection, run.pk))
     faults += changed
     faults += verify_parts(store, run)
     saved = store.checkpoints(run, all_rows=True)
     there = [each for each in saved if Path(each.ref.path).is_dir()]
     by_path = {each.ref.path: each for each in there}  # a step that was taken again replaced the folder of the first
-    faults += [fault for each in by_path.values() for fault in _checkpoint(Path(each.ref.path), each.ref.digest)]
+    light = bool(run.meta.get(NO_WEIGHTS))
+    faults += [fault for e in by_path.values() for fault in _checkpoint(Path(e.ref.path), e.ref.digest, light)]
     return Report(
         events=len(told),
         points=points,
@@ -54,7 +60,20 @@ def verify(store: Store, run: RunInfo) -> Report:
     )
 
 
-def _checkpoint(path: Path, recorded: str) -> Iterator[str]:
+def _contents(connection: sa.Connection, run: RunInfo) -> Iterator[str]:
+    """Sources of verifiers and patches that are not what their digest says."""
+    numbers = sa.select(t.segment.c.no).where(t.segment.c.run_pk == run.pk)
+    roots = [edges.segment_node(run.id, no) for no in connection.execute(numbers).scalars()]
+    for node, said in walk(connection, roots, "back").nodes.items():
+        named = said.get({"verifier_version": "source", "environment": "patch"}.get(node.kind, ""))
+        content = blobs.get(connection, named) if named else None
+        if named and content is None:
+            yield f"{node.kind} {node.id}: its content {named[:19]}... is missing"
+        elif content is not None and digest(content) != named:
+            yield f"{node.kind} {node.id}: its content is not what its digest {named[:19]}... says"
+
+
+def _checkpoint(path: Path, recorded: str, without_weights: bool) -> Iterator[str]:
     manifest = path / "manifest.json"
     if not manifest.is_file():
         yield f"{path}: manifest.json is missing"
@@ -62,5 +81,5 @@ def _checkpoint(path: Path, recorded: str) -> Iterator[str]:
     found = folders.file_digest(manifest)
     if found != recorded:
         yield f"{manifest}: its digest is {found[:19]}..., recorded was {recorded[:19]}..."
-    elif wrong := damaged(path):
+    elif wrong := damaged(path, without_weights=without_weights):
         yield f"{path}: {wrong}"

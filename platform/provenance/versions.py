@@ -12,7 +12,7 @@ from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
 from jurat.platform.db.insert import insert_new
-from jurat.platform.errors import ConfigError, nearest
+from jurat.platform.errors import ConfigError, NameTaken, nearest
 from jurat.platform.provenance import blobs, edges
 from jurat.platform.provenance.records import Edge, Ingredients, Node, Observation, VerifierFacts, Version
 
@@ -26,7 +26,7 @@ _NAMED = re.compile(r"(?P<name>.+?)(?:@v?(?P<ordinal>\d+))?")
 
 def register(connection: sa.Connection, facts: VerifierFacts) -> int:
     """The version is there, and it is a release of the verifier's name: the release's number, from 1. Facts of a version
-    never change; one that an older schema knew by its digest alone is filled in."""
+    never change; one that an older schema knew by its digest alone, or that came with another home's run, is filled in."""
     at = now(connection)
     row = {
         "digest": facts.digest, "version": t.visible(facts.version), "code": facts.code, "config": facts.config,
@@ -38,7 +38,8 @@ def register(connection: sa.Connection, facts: VerifierFacts) -> int:
     if known is None:
         insert_new(connection, t.verifier_version, [row])
     elif not known.code and facts.code:
-        filled = {key: row[key] for key in ("version", "code", "config", "deps", "weights", "abi", "args", "source")}
+        kept = ("digest", "status", "status_reason", "created")
+        filled = {key: value for key, value in row.items() if key not in kept}
         connection.execute(
             sa.update(t.verifier_version).where(_v.digest == facts.digest, _v.code == "").values(**filled)
         )
@@ -57,9 +58,9 @@ def register(connection: sa.Connection, facts: VerifierFacts) -> int:
 
 
 def unknown(connection: sa.Connection, digests: Sequence[str]) -> set[str]:
-    """Those whose canonical source the store has not."""
-    found = connection.execute(sa.select(_v.digest).where(_v.digest.in_(digests), _v.source.is_not(None))).scalars()
-    return set(digests) - set(found)
+    """Those whose canonical source the store has not, or has from another home alone."""
+    found = sa.select(_v.digest).where(_v.digest.in_(digests), _v.source.is_not(None), _v.code != "")
+    return set(digests) - set(connection.execute(found).scalars())
 
 
 def version(connection: sa.Connection, named: str) -> Version:
@@ -113,6 +114,10 @@ def _versions(connection: sa.Connection, *where: sa.ColumnElement[bool], limit: 
         some = [row["digest"] for row in rows[first : first + 400]]
         for found in connection.execute(query.where(_rel.version_digest.in_(some)).order_by(_n.name, _rel.ordinal)):
             names.setdefault(found.version_digest, []).append(f"{found.name}@{found.ordinal}")
+        m, bare = t.reward_member.c, [each for each in some if each not in names]
+        used = sa.select(m.version_digest, m.verifier).where(m.version_digest.in_(bare)).distinct().order_by(m.verifier)
+        for taken in connection.execute(used) if bare else ():
+            names.setdefault(taken.version_digest, []).append(taken.verifier)
     kept = [name for name in Version.__slots__ if name not in ("names", "deterministic")]
     return [
         Version(
@@ -179,17 +184,20 @@ def observations(connection: sa.Connection, version_digest: str, *, limit: int =
 def changed_behaviour(connection: sa.Connection, seen: Observation) -> list[str]:
     """The cases of which the same version said something else when it was last asked about the same set: one line each.
 
-    A case that either time was not decided is no change, and one that is known to contradict itself changes nothing.
+    A case that either time was not decided is no change, and one that is known to contradict itself changes nothing. What
+    a run of another home says was seen counts only where nothing was seen here.
     """
     o = t.verifier_observation.c
     if not connection.execute(sa.select(_v.deterministic).where(_v.digest == seen.version_digest)).scalar():
         return []
-    last = connection.execute(
-        sa.select(o.behaviour_digest, o.vector)
+    told = (
+        sa.select(o.behaviour_digest, o.vector, t.run.c.meta)
+        .outerjoin(t.run, t.run.c.id == o.run_id)
         .where(o.version_digest == seen.version_digest, o.canary_digest == seen.canary_digest)
         .order_by(o.pk.desc())
-        .limit(1)
-    ).first()
+    )
+    rows = connection.execute(told).all()
+    last = next((row for row in rows if not (row.meta or {}).get("imported")), rows[0] if rows else None)
     if last is None or last.behaviour_digest == behaviour(seen.vector):
         return []
     before = {row[0]: (row[1], row[2]) for row in blobs.get_json(connection, last.vector) or []}
@@ -219,20 +227,14 @@ def record(connection: sa.Connection, run_id: str, segment: int, made_of: Ingred
     joins = [Edge(src=here, dst=Node(kind="run", id=run_id), role="segment", run_id=run_id)]
     for facts in made_of.verifiers:
         register(connection, facts)
-    insert_new(connection, t.reward_spec, [{"digest": made_of.reward, "spec": dict(made_of.spec), "created": at}])
-    members = [
-        {"reward_digest": made_of.reward, "position": place, "label": t.visible(f.label), "verifier": t.visible(f.name),
-         "version_digest": f.digest, "role": f.role, "weight": f.weight}
-        for place, f in enumerate(made_of.verifiers)
-    ]  # fmt: skip
-    insert_new(connection, t.reward_member, members)
+    _reward(connection, made_of, at)
     reward = Node(kind="reward_spec", id=made_of.reward)
     for facts in made_of.verifiers:
         used = Node(kind="verifier_version", id=facts.digest)
         joins.append(Edge(src=used, dst=reward, role=t.visible(f"member:{facts.label}")))
     joins.append(Edge(src=reward, dst=here, role="reward", run_id=run_id))
     for part, manifest in made_of.datasets.items():
-        register_dataset(connection, manifest)
+        insert_new(connection, t.dataset_version, [_dataset_row(manifest, at)])
         joins.append(Edge(src=Node(kind="dataset_version", id=manifest["digest"]), dst=here, role=part, run_id=run_id))
     if made_of.model:
         register_model(connection, made_of.model, made_of.model_name, made_of.model_files)
@@ -255,20 +257,65 @@ def record(connection: sa.Connection, run_id: str, segment: int, made_of: Ingred
     }  # fmt: skip
 
 
-def register_dataset(connection: sa.Connection, manifest: Mapping[str, Any]) -> None:
-    """``manifest``: as of ``datasets.manifest``. What is registered already stays as it is."""
-    row = {
+def _reward(connection: sa.Connection, made_of: Ingredients, at: int) -> None:
+    """What this process found is the reward: members of the same digest that came with another home's run go."""
+    m, e = t.reward_member.c, t.edge.c
+    members = [
+        {"reward_digest": made_of.reward, "position": place, "label": t.visible(f.label), "verifier": t.visible(f.name),
+         "version_digest": f.digest, "role": f.role, "weight": f.weight}
+        for place, f in enumerate(made_of.verifiers)
+    ]  # fmt: skip
+    spec = {"digest": made_of.reward, "spec": dict(made_of.spec), "created": at}
+    insert_new(connection, t.reward_spec, [spec])
+    known = sa.select(t.reward_member).where(m.reward_digest == made_of.reward).order_by(m.position)
+    there = [dict(row) for row in connection.execute(known).mappings()]
+    if there == members:
+        return
+    if there:
+        connection.execute(
+            sa.update(t.reward_spec).where(t.reward_spec.c.digest == made_of.reward).values(spec=spec["spec"])
+        )
+        connection.execute(sa.delete(t.reward_member).where(m.reward_digest == made_of.reward))
+        connection.execute(sa.delete(t.edge).where(e.dst_kind == "reward_spec", e.dst == made_of.reward))
+    insert_new(connection, t.reward_member, members)
+
+
+def _dataset_row(manifest: Mapping[str, Any], at: int) -> dict[str, Any]:
+    return {
         "digest": manifest["digest"], "name": t.visible(str(manifest.get("source", ""))),
         "split": t.visible(str(manifest.get("split", ""))), "rows": int(manifest.get("rows", 0)),
-        "manifest": dict(manifest), "created": now(connection),
+        "manifest": dict(manifest), "created": at,
     }  # fmt: skip
+
+
+def register_dataset(connection: sa.Connection, manifest: Mapping[str, Any]) -> None:
+    """``manifest``: as of ``datasets.manifest``. Facts of a version never change: raises NameTaken where others are known."""
+    row, d = _dataset_row(manifest, now(connection)), t.dataset_version.c
     insert_new(connection, t.dataset_version, [row])
+    known = connection.execute(sa.select(t.dataset_version).where(d.digest == row["digest"])).mappings().one()
+    if wrong := [key for key in ("name", "split", "rows") if known[key] != row[key]]:
+        raise NameTaken(
+            f"this digest is registered with {wrong[0]} {known[wrong[0]]!r}, not {row[wrong[0]]!r}", where=row["digest"],
+            fix="a version's digest is over its problems: register what they make",
+        )  # fmt: skip
 
 
 def register_model(connection: sa.Connection, named: str, name: str, files: Mapping[str, str]) -> None:
     """``named``: the digest over ``files``, relative path -> sha256."""
     row = {"digest": named, "name": t.visible(name), "manifest": dict(files), "created": now(connection)}
     insert_new(connection, t.model_version, [row])
+
+
+def exported(
+    connection: sa.Connection, run_id: str, checkpoint: str, model: str, name: str, files: Mapping[str, str]
+) -> None:
+    """A checkpoint's weights are a model now, by the digest that a run finds for its folder: what learns from it is a child."""
+    register_model(connection, model, name, files)
+    made = Node(kind="export", id=model)
+    edges.add(connection, [
+        Edge(src=Node(kind="checkpoint", id=checkpoint), dst=made, role="exported", run_id=run_id),
+        Edge(src=made, dst=Node(kind="model_version", id=model), role="weights", run_id=run_id),
+    ])  # fmt: skip
 
 
 def forked(connection: sa.Connection, run_id: str, parent_run: str, from_checkpoint: str | None) -> None:

@@ -37,6 +37,8 @@ _OF_RUN = (
     t.part_index,
 )
 """Rows that go with a deleted run's files."""
+IMPORTED = ".import"
+"""In the folder of a run that is being taken in, until its row is there."""
 REFERS = (t.verifier_observation.c.vector,)
 """Columns that name a blob without a foreign key."""
 
@@ -56,9 +58,14 @@ def collect(
     with store.engine.connect() as connection:
         rows = [dict(row) for row in connection.execute(sa.select(t.run)).mappings()]
         at = now(connection)
-    runs = {row["id"]: run_of(row, store.runs_folder) for row in rows}
+    here = [row for row in rows if row["meta"].get("home", store.home_id) == store.home_id]
+    runs = {row["id"]: run_of(row, store.runs_folder) for row in here}
     found: list[Rubbish] = []
-    for path in sorted(each for pattern in _DRAFTS for each in store.runs_folder.glob(pattern)):
+    drafts = {each for pattern in _DRAFTS for each in store.runs_folder.glob(pattern)}
+    cut = {
+        mark.parent for mark in store.runs_folder.glob(f"*/{IMPORTED}")
+    }  # an import that was killed before its row was there
+    for path in sorted(drafts | {each for each in cut if each.name not in {row["id"] for row in rows}}):
         if _age(path) > grace:
             found.append(Rubbish(kind="draft", name=path.name, bytes=_size(path)))
             if not dry_run:

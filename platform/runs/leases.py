@@ -109,12 +109,14 @@ def claim(
     slots: int | None = None,
     gpus: int | None = None,
     project: str | None = None,
+    home: str | None = None,
 ) -> Lease | None:
     """The queued run of highest priority, oldest first, now ``starting`` and leased to ``owner``; None if there is none.
 
     Exactly one of any number of claimants gets a run. ``slots``: at most so many live leases of all owners together;
     ``gpus``: of so many GPUs together, by their recipes, and one that does not fit lets the next go first. One that needs
-    more than ``gpus`` is left to another service of this store that has them, and says so in its detail.
+    more than ``gpus`` is left to another service of this store that has them, and says so in its detail. ``home``: of the
+    claimant; runs whose files are in another home folder on the same database are left to that one's.
     """
     at = now(connection)
     postgres = connection.dialect.name == "postgresql"
@@ -125,6 +127,8 @@ def claim(
     chosen = sa.select(_r.pk).where(_r.state == "queued", _r.deleted_at.is_(None))
     if project is not None:
         chosen = chosen.where(_r.project == project)
+    if home is not None:
+        chosen = chosen.where(sa.func.coalesce(home_of(connection), home) == home)
     chosen = chosen.order_by(_r.priority.desc(), _r.pk).limit(1)
     if gpus is not None:
         fits = _fitting(connection, chosen, gpus)
@@ -150,6 +154,13 @@ def claim(
     payload = {"from": "queued", "to": "starting", "detail": "", "by": owner, "epoch": claimed.lease_epoch}
     events.add(connection, claimed.pk, "state", payload, at=at)
     return Lease(run=claimed.id, run_pk=claimed.pk, epoch=claimed.lease_epoch, owner=owner, until=until)
+
+
+def home_of(connection: sa.Connection) -> sa.ColumnElement[str | None]:
+    """The id of the home folder in which a run's files are; NULL for one of before this was recorded."""
+    if connection.dialect.name == "postgresql":
+        return sa.func.jsonb_extract_path_text(_r.meta, sa.literal_column("'home'"), type_=sa.Text())
+    return sa.func.json_extract(_r.meta, "$.home", type_=sa.Text())
 
 
 def _fitting(connection: sa.Connection, queued: sa.Select[Any], gpus: int) -> int | None:
@@ -188,15 +199,23 @@ def take(
     *,
     epoch: int | None = None,
     alone: bool = False,
+    home: str | None = None,
     limits: Limits = LIMITS,
 ) -> Lease:
     """The run is ``running`` and the caller's. ``epoch``: of the lease that a launcher claimed for this process; without it
     the process takes the run itself, and whoever held it is fenced out.
 
     ``alone``: the caller knows that no other process works on it (it holds the run's file lock), though a lease may not
-    have lapsed yet. Raises FencedOut where another holds a live lease, RunFailed where the run cannot run any more.
+    have lapsed yet. ``home``: of the caller. Raises FencedOut where another holds a live lease, RunFailed where the run
+    cannot run any more, or its files are in another home folder.
     """
     row, at = _locked(connection, run_pk), now(connection)
+    if home is not None and row["meta"].get("home", home) != home:
+        raise RunFailed(
+            f"the files of run {row['id']} are in another home folder on this database",
+            where=row["id"],
+            fix="--home names it",
+        )
     until = at + _micros(limits.lease)
     values: dict[str, Any] = {"lease_owner": owner, "lease_until": until, "heartbeat_at": at}
     if epoch is None:

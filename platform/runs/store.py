@@ -8,7 +8,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from os import getpid
+from functools import cached_property
+from os import getpid, link
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,6 +96,26 @@ class Store:
         refuse_other(engine)
         return cls(engine, home)
 
+    @cached_property
+    def home_id(self) -> str:
+        """Of the home folder, wherever it is mounted: each run keeps that of the home that its files are in. Raises RunFailed."""
+        path = self.home / "id"
+        draft = path.with_name(f".id.{getpid()}.{secrets.token_hex(4)}")
+        try:
+            if not path.exists():
+                draft.write_text(secrets.token_hex(8), "utf-8")
+                try:
+                    link(draft, path)  # exactly one of those that make it at once
+                except FileExistsError:
+                    pass
+                except OSError:  # a file system without links
+                    draft.replace(path)
+                draft.unlink(missing_ok=True)
+            return path.read_text("utf-8").strip()
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise RunFailed(f"cannot name the home folder: {error}", where=str(path), fix="make it writable") from None
+
     def close(self) -> None:
         self.engine.dispose()
 
@@ -152,7 +173,8 @@ class Store:
         """
         if run_id is not None:
             self.refuse_taken(run_id)
-        given = {"recipe": recipe, "recipe_digest": recipe_digest, "reward_digest": reward_digest, "meta": meta, **more}
+        given = {"recipe": recipe, "recipe_digest": recipe_digest, "reward_digest": reward_digest, **more}
+        given["meta"] = {**meta, "home": self.home_id}
         while True:
             made = run_id or new_id()
             with self._writing() as connection:
@@ -185,7 +207,8 @@ class Store:
                 raise self._taken(run_id)
 
     def _taken(self, run_id: str) -> NameTaken:
-        return NameTaken(f"there is a run {run_id!r} already", where=str(self.home), fix="choose another name")
+        return NameTaken(f"there is a run {run_id!r} already", where=str(self.home),
+                         fix="another name (--run-id) for a new run, another --home for a bundle")  # fmt: skip
 
     def run(self, id_or_prefix: str) -> RunInfo:
         """By id, by a prefix that only one run has, or ``latest``. Raises ConfigError naming the nearest."""
@@ -241,7 +264,8 @@ class Store:
         with self._writing() as connection:
             here = leases.holder(connection, run.pk)
             alone = here is None or here.partition(":")[0] == socket.gethostname()
-            return leases.take(connection, run.pk, owner, epoch=epoch, alone=alone, limits=limits)
+            home = self.home_id
+            return leases.take(connection, run.pk, owner, epoch=epoch, alone=alone, home=home, limits=limits)
 
     def heartbeat(self, lease: Lease, *, limits: Limits = LIMITS) -> Beat:
         """Raises FencedOut."""

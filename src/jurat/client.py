@@ -283,6 +283,11 @@ class Client:
     def events(self, run: str) -> list[Json]:
         return list(self._pages(f"/runs/{_part(run)}/events", "events", {"page_size": 1000}))
 
+    def segments(self, run: str) -> list[Json]:
+        """The processes that trained it."""
+        found: list[Json] = self._json("GET", f"/runs/{_part(run)}/segments")["segments"]
+        return found
+
     def checkpoints(self, run: str) -> list[Json]:
         found: list[Json] = self._json("GET", f"/runs/{_part(run)}/checkpoints")["checkpoints"]
         return found
@@ -313,14 +318,31 @@ class Client:
     # ---- verifiers ----
 
     def verify(self, verifier: str, items: Sequence[Mapping[str, str]]) -> list[Json]:
-        """The verdict of a registered version on each {gold, completion[, prompt]}."""
-        found: list[Json] = self._json(
-            "POST", "/verify", {"verifier": verifier, "items": [dict(i) for i in items]}, again=True
-        )["verdicts"]
+        """The verdict of a registered version on each {gold, completion[, prompt]}. ``verifier``: its digest, or ``NAME@N``, or
+        ``NAME`` for the newest."""
+        digest = verifier if verifier.startswith("sha256:") else self._version(verifier)
+        body = {"verifier": digest, "items": [dict(i) for i in items]}
+        found: list[Json] = self._json("POST", "/verify", body, again=True)["verdicts"]
         return found
+
+    def _version(self, named: str) -> str:
+        name, _, ordinal = named.partition("@")
+        there = self.verifier_versions(name)
+        for version in there:  # the newest first
+            if ordinal in ("", str(version["ordinal"])):
+                return str(version["digest"])
+        known = ", ".join(f"{name}@{version['ordinal']}" for version in there)
+        raise ConfigError(
+            f"no version {named!r:.80} is registered", where="verifier", fix=f"a digest, or one of {known}"
+        )
 
     def verifiers(self) -> Iterator[Json]:
         return self._pages("/verifiers", "verifiers", {})
+
+    def verifier_versions(self, name: str) -> list[Json]:
+        """Newest first."""
+        found: list[Json] = self._json("GET", f"/verifiers/{_part(name)}/versions")["versions"]
+        return found
 
     def set_verifier_status(
         self, digest: str, status: Literal["active", "deprecated", "quarantined"], reason: str = ""
@@ -328,6 +350,24 @@ class Client:
         path = f"/verifier-versions/{_part(digest)}"
         version = self._json("GET", path)["status_at"] or 0
         return self._json("PATCH", path, {"status": status, "reason": reason}, headers={"If-Match": f'"{version}"'})
+
+    # ---- where it came from ----
+
+    def provenance(self, kind: str, id: str, *, direction: Literal["back", "forward"] = "back") -> Json:
+        """What a checkpoint, run, segment, ... was made of, or what was made of it: {roots, nodes, edges, cut}."""
+        return self._json("GET", f"/provenance/{_part(kind)}/{quote(id, safe='/')}", query={"direction": direction})
+
+    def affected(self, verifier_version: str) -> Json:
+        """All that a bad verifier version, by its digest, taints: as ``provenance``, with ``runs`` and ``judged``."""
+        return self._json("GET", "/provenance/affected", query={"verifier_version": verifier_version})
+
+    def diff(self, a: str, b: str) -> Json:
+        """How two runs differ."""
+        return self._json("GET", "/runs:diff", query={"a": a, "b": b})
+
+    def verify_run(self, run: str) -> Json:
+        """Hold a run's record against its digests: {whole, faults, ...}."""
+        return self._json("POST", f"/runs/{_part(run)}:verify", again=True)
 
     # ---- what runs are made of ----
 

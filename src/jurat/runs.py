@@ -96,7 +96,9 @@ class Run:
         """Write the model as a Hugging Face folder, in bfloat16. Raises ConfigError if ``out`` holds something."""
         from jurat.api.cli_models import export_model
 
-        return export_model(self.checkpoint, Path(out))
+        with self._store() as store:
+            export_model(store.run(self.id), store, Path(out))
+        return Path(out).absolute()
 
 
 def train(

@@ -488,3 +488,33 @@ def test_a_shell_is_offered_names(words: str, offered: list[str], tmp_path: Path
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-m", "jurat"], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.split() == offered, done.stderr
+
+
+def test_what_is_queued_starting_or_deleted(jurat: Any, tmp_path: Path) -> None:
+    """A run whose process is not there yet hears of ``cancel`` all the same; one deleted over HTTP is marked."""
+    from jurat.platform.db import tables as t
+    from jurat.platform.recipe import Recipe
+    from jurat.platform.runs import leases
+    from jurat.platform.runs.store import Store
+
+    recipe = Recipe.model_validate({"name": "t", "model": "tiny-random", "data": {"train": {"source": "generated"}}})
+    store = Store.open(None, tmp_path / "home")
+    run = store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={}, run_id="r", state="queued")
+    refused = jurat("runs", "cancel", "r")
+    assert refused.code == 2 and "it is queued" in refused.err and "/api/v1/runs/r:cancel" in refused.err
+    lease = store.write(lambda c: leases.claim(c, "launcher"))
+    assert lease is not None
+    for _ in range(2):  # once more changes nothing
+        assert jurat("runs", "cancel", "r", "--json").json == {"run": "r", "pid": None}
+    assert (store.run("r").state, store.run("r").desired) == ("pausing", "pause")
+    taken = store.write(lambda c: leases.take(c, run.pk, "process", epoch=lease.epoch))
+    beat = store.heartbeat(taken)
+    assert beat.desired == "pause" and [command.kind for command in beat.commands] == ["pause"]
+    store.end(taken, "interrupted")
+    assert store.run("r").state == "paused"
+
+    store.set_state(store.run("r"), "cancelled")
+    store.write(lambda c: c.execute(t.run.update().where(t.run.c.pk == run.pk).values(deleted_at=1)))
+    assert jurat("runs", "ls", "--json").json["runs"][0]["deleted"] == 1
+    assert "cancelled, deleted" in jurat("runs", "ls").out and "cancelled, deleted" in jurat("runs", "show", "r").out
+    store.close()

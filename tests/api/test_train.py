@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import jurat as face
+from jurat.platform.provenance import folders
 
 
 def test_json_line_is_all_of_stdout(trained: Any) -> None:
@@ -303,6 +304,9 @@ def test_export_loads_in_plain_transformers(jurat: Any, trained: Any, tmp_path: 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     ids = tokenizer("2 + 3", return_tensors="pt").input_ids
     assert model(ids).logits.shape[-1] == 512
+    origin, named = json.loads((out / "jurat.json").read_text()), folders.manifest(out)[0]
+    back = jurat("lineage", "of", named, "--json", "--home", trained.home).json
+    assert origin["run"] == trained.run and origin["checkpoint"] in {node["id"] for node in back["nodes"]}
     again = jurat("export", trained.run, "-o", out, "--home", trained.home)
     assert again.code == 2 and "something in the way" in again.err
 

@@ -171,6 +171,23 @@ def test_a_change_that_is_reached_gives_a_new_id(base, tmp_path, old, new):
     assert changed(tmp_path, old, new) != base
 
 
+def test_what_is_hashed_as_data_can_be_read_under_its_place(tmp_path):
+    made = load(tmp_path, BASE.replace("make(3)", "make(4)")).score
+    found = identify(made, config={}, stand_ins={"helper": {"b": 1}})
+    place = next(p for p in found.sources if p.endswith(".TOLERANCE")).removesuffix(".TOLERANCE")
+    held = {name: found.sources[f"{place}.{name}"] for name in ("TOLERANCE", "k", "TABLE", "__defaults__")}
+    assert held == {
+        "TOLERANCE": "TOLERANCE = 0.5", "k": "k = 4", "TABLE": "TABLE = {'a': 1, 'b': 2}",
+        "__defaults__": "__defaults__ = (True,)",
+    }  # fmt: skip
+    assert found.sources["config.helper"] == "helper = {'b': 1}"
+    assert f"{place}.UNUSED" not in found.sources
+    long = identify(load(tmp_path, BASE.replace("0.5", repr("x" * 5000))).score, config={}).sources[
+        f"{place}.TOLERANCE"
+    ]
+    assert len(long) < 520 and "5002 characters, sha256 " in long
+
+
 def test_config_gives_a_new_id(base, tmp_path):
     module = load(tmp_path, BASE)
     assert len({base, digest(module, config={"deadline": 2.0}), digest(module, config={"deadline": 3.0})}) == 3

@@ -23,8 +23,10 @@ from hypothesis import strategies as st
 from jurat.api.server import bodies, guard, launching
 from jurat.api.server.problems import KINDS, Problem
 from jurat.api.server.service import Settings, is_loopback
+from jurat.client import ServiceError
 from jurat.platform import access
 from jurat.platform.errors import ConfigError
+from jurat.platform.runs import leases
 from services import Served, listening
 
 RUNS = "/api/v1/runs"
@@ -509,6 +511,24 @@ def test_other_sites_are_kept_out(served: Served, headers: dict[str, str], expec
     assert not any(name.startswith("access-control") for name in served.ask("GET", RUNS, headers=sent)[1])
 
 
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("10.1.2.3:{port}", 200), ("[fd00::1]:{port}", 200), ("127.0.0.1", 200), ("names.example", 200),
+     ("evil.example", 421), ("10.1.2.3.evil.example", 421), ("10.1", 421), ("167838211", 421), ("0x0a010203", 421),
+     ("localhost", 200), ("0.0.0.0", 200)],
+)  # fmt: skip
+def test_addresses_alone_where_it_listens_on_all(everywhere: Served, host: str, expected: int) -> None:
+    """A name can be rebound to this machine, an address cannot."""
+    assert everywhere.ask("GET", RUNS, headers={"Host": host.format(port=everywhere.port)})[0] == expected
+
+
+@pytest.fixture(scope="module")
+def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("everywhere")
+    with listening(Settings(home=home, host="0.0.0.0", host_names=("names.example",), open_to_all=True)) as made:
+        yield made
+
+
 def test_tags_are_compared_as_rfc_9110_says(served: Served) -> None:
     run = served.ask("POST", RUNS, {"recipe": "tiny"})[2]["id"]
     path, version = f"{RUNS}/{run}", 1
@@ -768,3 +788,40 @@ def test_every_problem_has_its_page(served: Served) -> None:
     assert kind(served.ask("GET", "/docs")) == (404, "not-found")  # nothing that loads from elsewhere
     assert kind(served.ask("PUT", RUNS, {})) == (405, "method-not-allowed")
     assert kind(served.ask("GET", "/api/v1/runs/a/b/c/d")) == (404, "not-found")
+
+
+def test_the_first_key_closes_an_open_service_and_a_revoked_one_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both by another process; streams that began before end too."""
+    from jurat.api.server import access as looked
+    from jurat.platform.runs.store import Store
+
+    assert looked.LOOK_SECONDS <= 1.0
+    other = Store.open(None, tmp_path)
+    with listening(Settings(home=tmp_path)) as made:
+        client = made.client()
+        assert client.create_run("tiny", id="r")["state"] == "queued" and made.service.open
+        stream = client.stream("r")
+        assert next(stream).kind == "state"
+        kept, key = other.write(lambda c: access.make_key(c, "first", ["admin"]))
+        monkeypatch.setattr(looked, "LOOK_SECONDS", 0.0)
+        assert made.ask("GET", RUNS)[0] == 401 and kind(made.ask("POST", RUNS, {"recipe": "tiny"})) == (
+            401,
+            "unauthenticated",
+        )
+        mine = {"Authorization": f"Bearer {key}"}
+        assert made.ask("GET", RUNS, headers=mine)[0] == 200
+        held = made.client(key).stream("r")
+        assert next(held).kind == "state"
+        assert made.client(key).log("r", 0, {"secret": 1.0}) == 1
+        assert next(held).data["values"] == {"secret": 1.0}
+        with pytest.raises(ServiceError, match="Authorization"):
+            next(stream)  # it was let go, and asked again
+        other.write(lambda c: access.revoke(c, kept.key_id))
+        assert made.ask("GET", RUNS, headers=mine)[0] == 401 and made.ask("GET", RUNS)[0] == 401  # it stays closed
+        assert made.ask("POST", f"{RUNS}/r:cancel")[0] == 401
+        other.write(lambda c: leases.command(c, other.run("r").pk, "cancel"))
+        with pytest.raises(ServiceError, match="Authorization"):
+            next(held)
+    other.close()

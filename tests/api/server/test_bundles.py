@@ -327,9 +327,12 @@ def test_data_sets_and_models_are_registered_by_digest(each: Served) -> None:
         "source": "my/set",
         "template": {},
     }
-    assert client.register_dataset("my/set", manifest) == client.register_dataset("my/set", {**manifest, "rows": 9}) | {
-        "rows": 3
-    }
+    assert client.register_dataset("my/set", manifest) == client.register_dataset("my/set", manifest)
+    for body in ({**manifest, "rows": 9}, {**manifest, "split": "test"}, {**manifest, "source": "their/set"}):
+        path = (
+            f"/api/v1/datasets/{body['source']}/versions"  # facts of a digest never change, whoever names it otherwise
+        )
+        assert kind(each.ask("POST", path, {"manifest": body})) == (409, "conflict")
     assert [(v["digest"], v["rows"]) for v in client.dataset_versions("my/set")] == [(manifest["digest"], 3)]
     files = {"model.safetensors": "sha256:" + hashlib.sha256(b"x").hexdigest(), "sub/config.json": "sha256:" + "0" * 64}
     made = client.register_model("small", files)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from jurat.api.server.executor import FILE, UNKNOWN, LocalExecutor
-from jurat.api.server.launcher import Launcher, last_line, outcome
+from jurat.api.server.launcher import Launcher, outcome, why
 from jurat.platform.recipe import Recipe
 from jurat.platform.runs import leases
 from jurat.platform.runs.records import RunInfo
@@ -252,6 +252,10 @@ def test_the_words_for_an_end() -> None:
     ]  # fmt: skip
 
 
-def test_the_last_line_is_harmless(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"x" * 10_000 + b"\nwhat \x1b[31mhappened\x00\n  where: /home/x\n  fix: y\n\n")
-    assert last_line(tmp_path / "log") == "what  [31mhappened " and last_line(tmp_path / "none") == ""
+def test_why_is_the_first_line_of_the_last_error_and_harmless(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    said = b"\njurat: old\ngrpo 1/6\njurat: what \x1b[31mhappened\x00\nmember a: 1 -> 2\n  where: /x\n  fix: y\nor z\n"
+    log.write_bytes(b"x" * 20_000 + said)
+    assert why(log) == "what  [31mhappened " and why(tmp_path / "none") == ""
+    log.write_text("Traceback\n  File x\nMemoryError\n\n")
+    assert why(log) == "MemoryError"

@@ -56,7 +56,7 @@ def test_a_key_may_read_it(each: Served) -> None:
         each.service.store.write(lambda c, s=scope: access.make_key(c, s, [s]))[1]
         for scope in ("runs:read", "data:read")
     ]
-    each.service.open = False
+    each.service.keys.forget()  # the next request looks
     assert each.ask("GET", "/metrics")[0] == 401 and read(each, made[0])
     assert each.ask("GET", "/metrics", headers={"Authorization": f"Bearer {made[1]}"})[0] == 403
 

@@ -56,12 +56,15 @@ def numbers(client: Client, run: str) -> dict[str, list[tuple[str, int, float]]]
 
 
 def storm(site: Served, rng: random.Random) -> dict[str, int]:
-    """Kill the service and the trainer in turns while the run goes on."""
-    killed = {"service": 0, "trainer": 0}
+    """Kill the service and the trainer in turns, each time a little after the run has taken a step since."""
+    killed, seen = {"service": 0, "trainer": 0}, None
     for turn in range(KILLS):
-        time.sleep(rng.uniform(1.0, 8.0))
-        if site.client.run("storm")["state"] == "finished":
+        while (run := site.client.run("storm"))["last_step_at"] == seen and run["state"] != "finished":
+            time.sleep(0.02)
+        if run["state"] == "finished":
             break
+        seen = run["last_step_at"]
+        time.sleep(rng.uniform(0.0, 0.5))
         pids = site.trainers()
         assert len(pids) <= 1, "two processes train one run"
         if pids and turn % 2:

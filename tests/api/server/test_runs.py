@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -12,7 +13,12 @@ from jurat.api.server import routes_stream
 from jurat.api.server.service import Service
 from jurat.client import Client, ServiceError
 from jurat.platform.db.writer import Busy
+from jurat.platform.errors import ConfigError
+from jurat.platform.provenance import versions
+from jurat.platform.provenance.records import VerifierFacts
+from jurat.platform.recipe import Member, RewardPart
 from jurat.platform.runs import events, leases
+from jurat.verifiers.judge import LocalJudge
 from services import Served
 
 TINY = {"recipe": "tiny", "config": {"seed": 7}}
@@ -62,6 +68,69 @@ def test_a_run_is_made_found_changed_and_hidden(each: Served) -> None:
     assert each.ask("POST", "/api/v1/runs/a-run:resume")[2]["type"] == "/problems/conflict"  # it is over for good
     assert each.ask("DELETE", "/api/v1/runs/a-run", headers={"If-Match": headers["etag"]})[0] == 204
     assert each.ask("GET", "/api/v1/runs/a-run")[0] == 404 and each.ask("GET", "/api/v1/runs")[2]["runs"] == []
+
+
+def test_an_empty_body_is_none(served: Served) -> None:
+    run = served.ask("POST", "/api/v1/runs", TINY)[2]["id"]
+    for kind in ("application/json", "application/x-www-form-urlencoded"):  # as curl -d '' has it
+        assert served.ask("POST", f"/api/v1/runs/{run}:cancel", raw=b"", headers={"Content-Type": kind})[0] == 200
+    status, _, problem = served.ask("POST", "/api/v1/runs", raw=b"")
+    assert (status, problem["detail"]) == (422, "the body: Field required")
+
+
+def test_what_is_misspelt_is_told(served: Served) -> None:
+    """A parameter that is not there, and a value that its field never has, would else find all or nothing."""
+    run = served.ask("POST", "/api/v1/runs", TINY)[2]["id"]
+    for query, said in (
+        ("?filtre=state=running", "no parameter 'filtre'. Did you mean 'filter'?"),
+        (f"/{run}?metrics=x&field=state", "no parameter 'field'. Did you mean 'fields'?"),
+        (f"/{run}/commands?page=2", "no parameter 'page'. It takes none."),
+        ("?filter=state=finnished", "Did you mean 'finished'?"),
+        ("?filter=state%20IN%20[failed,%20runing]", "Did you mean 'running'?"),
+        (f"/{run}/rollouts?filter=status=corect", "Did you mean 'correct'?"),
+        (f"/{run}/rollouts?filter=verdicts.math.status!=timeuot", "Did you mean 'timeout'?"),
+        (f"/{run}/rollouts?filter=finish=lenght", "Did you mean 'length'?"),
+    ):
+        status, _, problem = served.ask("GET", f"/api/v1/runs{query}")
+        assert status == 400 and said in problem["detail"], (query, problem)
+    assert served.ask("GET", "/api/v1/runs?filter=state:runn")[0] == 200  # a part of a value may be any
+    assert served.ask("POST", f"/api/v1/runs/{run}:cancel?force=1")[0] == 400
+    assert served.ask("GET", f"/api/v1/runs/{run}")[2]["state"] == "queued"
+
+
+def test_a_quarantined_verifier_is_not_launched(each: Served) -> None:
+    """Refused at the door: by what is installed here, whatever else of its name is quarantined."""
+    with LocalJudge(RewardPart(members=(Member(use="math"),)), spares=0, cache=0) as judge:
+        bound = judge.bind()["math"]
+        said = judge.identity("math", {}, sources=False)
+    parts = {key: said[key] for key in ("version", "code", "config", "deps", "weights", "abi", "kind")}
+    facts = VerifierFacts(label="math", name="math", digest=bound.digest, args={}, **parts)
+    old = replace(facts, digest="sha256:" + "0" * 64)
+    store = each.service.store
+    for one in (facts, old):
+        store.write(lambda c, f=one: versions.register(c, f))
+    store.write(lambda c: versions.set_status(c, old.digest, "quarantined", "it was mended since"))
+    assert each.ask("POST", "/api/v1/runs", TINY)[0] == 201
+    store.write(lambda c: versions.set_status(c, facts.digest, "quarantined", "accepts a wrong answer"))
+    for asked in (TINY, {"recipe": "tiny", "config": {"reward.members": [{"use": "math"}]}}):
+        status, _, problem = each.ask("POST", "/api/v1/runs", asked)
+        assert (status, problem["type"]) == (409, "/problems/quarantined-verifier"), problem
+        assert "math is installed here as version" in problem["detail"] and "accepts a wrong" in problem["detail"]
+    client = each.client()
+    assert (tainted := client.affected(facts.digest))["runs"] == [] and tainted["roots"][0]["id"] == facts.digest
+    assert client.provenance("verifier_version", facts.digest, direction="forward")["roots"] == tainted["roots"]
+    run = next(client.runs())["id"]
+    assert client.segments(run) == [] and client.diff(run, run) and client.verify_run(run)["whole"]
+    assert each.ask("GET", "/api/v1/runs?count=exact")[2]["total"] == 1
+    store.write(lambda c: versions.set_status(c, facts.digest, "active", ""))
+    assert [v["ordinal"] for v in client.verifier_versions("math")] == [2, 1]
+    assert client.verify("math@1", [{"gold": "2", "completion": "It is 2"}])[0]["status"] == "correct"
+    with pytest.raises(ConfigError, match="no version 'math@3'") as caught:
+        client.verify("math@3", [])
+    assert "math@2, math@1" in caught.value.fix
+    with pytest.raises(ServiceError, match="quarantined"):
+        client.verify("math", [{"gold": "2", "completion": "It is 2"}])  # the newest, which was left quarantined
+    assert each.ask("POST", "/api/v1/runs", TINY)[0] == 201
 
 
 def test_of_those_who_read_one_version_one_changes_it(each: Served) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import io
+import itertools
 import json
 import os
 import shutil
@@ -17,10 +19,12 @@ import pytest
 import sqlalchemy as sa
 
 from jurat.platform.canonical import digest
+from jurat.platform.db import tables as t
 from jurat.platform.errors import ConfigError, DataError
-from jurat.platform.provenance import bundle, drift, environment, folders, lineage, points, prov, seal, versions
+from jurat.platform.identity import Identity
+from jurat.platform.provenance import bundle, drift, edges, environment, folders, lineage, points, prov, seal, versions
 from jurat.platform.provenance.edges import segment_node
-from jurat.platform.provenance.records import Ingredients, Node, Observation, VerifierFacts
+from jurat.platform.provenance.records import Edge, Ingredients, Node, Observation, VerifierFacts
 from jurat.platform.provenance.verify import verify
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.records import RunInfo
@@ -32,8 +36,9 @@ HERE = environment.describe(Path("/nowhere"))
 
 def _facts(name: str = "math", body: str = "return 1", **more: Any) -> VerifierFacts:
     sources = {name: f"def {name}(problem, completion):\n    {body}"}
-    return VerifierFacts(label=name, name=name, digest=digest([name, body]), code=digest(body), config="c", abi="3.11",
-                         deps={"sympy==1.14.0": "sha256:aa"}, sources=sources, **more)  # fmt: skip
+    parts = {"code": digest([name, body]), "config": "c", "deps": {"sympy==1.14.0": "sha256:aa"}, "weights": ""}
+    named = Identity(**parts, nodes={}).digest
+    return VerifierFacts(label=name, name=name, digest=named, abi="3.11", sources=sources, **parts, **more)
 
 
 def _made(*verifiers: VerifierFacts, **more: Any) -> Ingredients:
@@ -151,6 +156,29 @@ def test_what_is_tainted_if_a_verifier_is_bad(store: Store, trained: Any) -> Non
     assert sibling.state == "finished"
     with pytest.raises(ConfigError, match="no status is called 'bad'"):
         store.write(lambda c: versions.set_status(c, "math", "bad", ""))
+
+
+def test_what_learns_from_an_exported_model_is_tainted_with_it(store: Store, trained: Any) -> None:
+    bad, files = _facts(body="return 'bug'"), {"model.safetensors": digest("weights")}
+    parent, model = trained("parent", _made(bad)), digest({"schema": 1, "kind": "folder", "files": files})
+    store.write(lambda c: versions.exported(c, "parent", _saved(store, parent).digest, model, "out", files))
+    child = trained("child", dataclasses.replace(_made(_facts("exact")), model=model, model_files=files))
+    trained("other")
+    found = store.read(lambda c: lineage.affected(c, Node(kind="verifier_version", id=bad.digest)))
+    assert {node.id for node in found.nodes if node.kind == "run"} == {"parent", "child"}
+    assert Node(kind="checkpoint", id=_saved(store, child).digest) in found.nodes
+    shutil.rmtree(_saved(store, parent).path)  # the model is enough
+    assert not any(
+        "checkpoint" in line for line in store.read(lambda c: lineage.gaps(c, child, packages={}, python=""))
+    )
+
+
+def test_what_is_affected_has_no_end_at_a_hundred_steps(store: Store) -> None:
+    nodes = [Node(kind="model_version" if n % 2 else "export", id=f"m{n}") for n in range(251)]
+    chain = [Edge(src=one, dst=two, role="weights") for one, two in itertools.pairwise(nodes)]
+    store.write(lambda c: edges.add(c, chain))
+    found = store.read(lambda c: lineage.affected(c, nodes[0]))
+    assert (len(found.nodes), found.cut) == (251, False)
 
 
 def test_a_version_is_registered_once_and_never_changes(store: Store) -> None:
@@ -284,14 +312,69 @@ def test_two_runs_told_apart(store: Store, trained: Any, recipe: Any) -> None:
 
 def test_gaps(store: Store, trained: Any) -> None:
     run = trained("one", _made(dataclasses.replace(_facts(), sources=None)))
-    here = {"packages": HERE.attrs["packages"], "python": HERE.attrs["python"]}
-    assert store.read(lambda c: lineage.gaps(c, run, **here)) == ["the source of verifier math@1 was not recorded"]
+    here = HERE.attrs
+    assert store.read(lambda c: lineage.gaps(c, run, here)) == ["the source of verifier math@1 was not recorded"]
     whole = trained("two", _made(_facts("exact")))
-    assert store.read(lambda c: lineage.gaps(c, whole, **here)) == []
+    assert store.read(lambda c: lineage.gaps(c, whole, here)) == []
     other = {**here["packages"], "sympy": "0.1"}
-    told = store.read(lambda c: lineage.gaps(c, whole, packages=other, python="2.7"))
+    told = store.read(lambda c: lineage.gaps(c, whole, {**here, "packages": other, "python": "2.7"}))
     assert told == [f"Python was {here['python']}, here it is 2.7",
                     f"package sympy was {here['packages']['sympy']}, here it is 0.1"]  # fmt: skip
+
+
+def test_other_code_and_a_change_midway_are_gaps(store: Store, trained: Any) -> None:
+    run = trained("three", _made(_facts("exact")))
+    own = {**HERE.attrs["jurat"], "files": "sha256:" + "0" * 64}
+    (told,) = store.read(lambda c: lineage.gaps(c, run, {**HERE.attrs, "jurat": own}))
+    assert "jurat's own code was" in told and "here it is sha256:000000000000..." in told
+    (told,) = store.read(lambda c: lineage.gaps(c, run, {**HERE.attrs, "patch": "sha256:" + "1" * 64}))
+    assert "here they are sha256:111111111111" in told
+    made = _made(_facts("exact", "return 2"), from_checkpoint="")
+    data = {"train": {**made.datasets["train"], "digest": digest("other")}}
+    again = dataclasses.replace(made, datasets=data, environment=dataclasses.replace(HERE, digest=digest("edited")))
+    store.start_segment(run, first_step=2, reward_digest=again.reward, made_of=again)
+    told = store.read(lambda c: lineage.gaps(c, run, HERE.attrs))
+    assert [line.split(":")[0] for line in told] == [
+        f"segments 0 and 1 differ in their {what}" for what in ("reward", "data", "environment")
+    ]
+
+
+def test_a_seal_that_is_gone_and_a_changed_source_are_found(store: Store, trained: Any) -> None:
+    run = trained("four", _made(_facts("sealed")))
+    assert verify(store, run).whole
+    store.add_event(run, seal.COMING, {})
+    finished = dataclasses.replace(store.run(run.id), state="finished")
+    assert store.read(lambda c: seal.broken(c, finished)) == [
+        "the seal is missing: it was removed, or could not be written when the run ended"
+    ]
+    seal.seal(store, run)
+    assert store.read(lambda c: seal.broken(c, finished)) == []
+    found = store.read(lambda c: versions.version(c, "sealed"))
+    b = t.blob.c
+    store.write(lambda c: c.execute(sa.update(t.blob).where(b.digest == found.source).values(content=b"{}")))
+    (fault,) = verify(store, run).faults
+    assert found.digest in fault and "is not what its digest" in fault
+
+
+def test_a_part_of_a_checkpoint_and_what_is_none(store: Store, trained: Any, tmp_path: Path) -> None:
+    saved = _saved(store, trained("five", _made(_facts("exact"))))
+    node = store.read(lambda c: lineage.resolve(c, f"{saved.path}/policy"))
+    assert node == Node(kind="checkpoint", id=saved.digest)
+    for named, told in ((str(tmp_path), "no checkpoint's folder"), ("s0-p1-0", "no run of that name")):
+        with pytest.raises(ConfigError, match=told):
+            store.read(lambda c, n=named: lineage.resolve(c, n))
+
+
+def test_a_bundle_without_weights_passes_its_own_check(store: Store, trained: Any, tmp_path: Path) -> None:
+    run = trained("six", _made(_facts("exact")))
+    bundle.export(store, run, tmp_path / "b.tar", weights=False)
+    other = Store.open(None, tmp_path / "other")
+    assert verify(other, bundle.take_in(other, tmp_path / "b.tar")).faults == ()
+    other.close()
+    after = trained("seven", _made(_facts("exact")), _saved(store, run).digest)
+    shutil.rmtree(_saved(store, run).path)
+    (told,) = store.read(lambda c: lineage.gaps(c, after, HERE.attrs))
+    assert "is not kept any more" in told
 
 
 # ---- carried away ------------------------------------------------------------------------------------------------
@@ -332,12 +415,145 @@ def test_a_bundle_is_the_run(store: Store, trained: Any, tmp_path: Path) -> None
     ]
     assert list(walks[0].nodes) == list(walks[1].nodes)
     assert Path(_saved(other, taken).path).is_relative_to(taken.folder)
-    assert other.read(lambda c: versions.sources(c, versions.version(c, "math"))) == _facts().sources
+    there = other.read(lambda c: versions.version(c, _facts().digest))
+    assert other.read(lambda c: versions.sources(c, there)) == _facts().sources
+    assert (there.names, there.status) == (("math",), "active")  # by no number: that is for what was registered here
     with pytest.raises(ConfigError, match="there is a run 'one' already"):
         bundle.take_in(other, tmp_path / "a.tar")
     with pytest.raises(ConfigError):
         other.run("two")
     assert sorted(p.name for p in other.runs_folder.iterdir()) == ["one"]
+    other.close()
+
+
+def _forged(path: Path, to: Path, change: Callable[[dict[str, Any]], object], run: str = "") -> Path:
+    """A bundle whose record says something else, with digests that agree."""
+    members = _members(path)
+    record, index = json.loads(members[1][1]), json.loads(members[0][1])
+    change(record)
+    record["run"]["id"] = index["run"] = run or index["run"]
+    data = json.dumps(record).encode()
+    index["files"]["record.json"] = [len(data), digest(data)]
+    return _packed([(members[0][0], json.dumps(index).encode()), (members[1][0], data), *members[2:]], to)
+
+
+def _evil(record: dict[str, Any]) -> None:
+    """All that a record could say of others: their edges, observations, members, names and numbers."""
+    version, reward = record["verifier_version"][0], record["reward_spec"][0]["digest"]
+    parts = {"code": digest("evil"), "config": "c", "deps": {}, "weights": ""}
+    fake = {**version, **parts, "digest": Identity(**parts, nodes={}).digest, "status": "quarantined"}
+    record["verifier_version"].append(fake)
+    record["verifier"].append({"name": "math", "kind": "outcome", "version_digest": fake["digest"]})
+    ghost = {**record["reward_member"][0], "position": 99, "label": "ghost", "version_digest": fake["digest"]}
+    record["reward_member"].append(ghost)
+    vector = json.dumps([["000", "incorrect", 0.0]], separators=(",", ":")).encode()
+    seen = record["verifier_observation"][0]
+    lie = {"vector": digest(vector), "behaviour_digest": versions.behaviour([("000", "incorrect", 0.0)])}
+    record["verifier_observation"] = [{**seen, **lie, "run_id": run} for run in ("one", "evil")]
+    content = base64.b64encode(vector).decode()
+    record["blob"].append({**record["blob"][0], "digest": digest(vector), "size": len(vector), "content": content})
+    record["edge"] = json.loads(json.dumps(record["edge"]).replace('"one', '"evil'))
+    edge = {"role": "reward", "run_id": "evil", "at": 1, "src_kind": "verifier_version", "src": fake["digest"]}
+    record["edge"] += [
+        {**edge, "dst_kind": "segment", "dst": "one/0", "run_id": "one"},
+        {**edge, "dst_kind": "segment", "dst": "one/0"},
+        {**edge, "dst_kind": "checkpoint", "dst": record["checkpoint"][0]["digest"]},
+        {**edge, "dst_kind": "reward_spec", "dst": reward, "run_id": ""},
+    ]
+
+
+def _all(store: Store, *left_out: str) -> dict[str, list[Any]]:
+    names = ("verifier", "verifier_release", "verifier_version", "reward_spec", "reward_member", "dataset_version")
+    tables = [t.metadata.tables[name] for name in names if name not in left_out]
+    read = lambda c, table: [tuple(row) for row in c.execute(sa.select(table).order_by(*table.primary_key.columns))]
+    return {table.name: store.read(lambda c, each=table: read(c, each)) for table in tables}
+
+
+def test_a_bundle_speaks_of_its_own_run_alone(store: Store, trained: Any, tmp_path: Path) -> None:
+    seen = Observation(version_digest=_facts().digest, canary_digest="sha256:cases", vector=[("000", "correct", 1.0)])
+    run = trained("one", _made(observations=(seen,)))
+    bundle.export(store, run, tmp_path / "a.tar")
+    before, node = _all(store), Node(kind="checkpoint", id=_saved(store, run).digest)
+    back = lambda: store.read(lambda c: lineage.walk(c, [node], "back"))
+    whole = back()
+    bundle.take_in(store, _forged(tmp_path / "a.tar", tmp_path / "evil.tar", _evil, "evil"))
+    assert _all(store) == before
+    assert store.read(lambda c: drift.behaviour(c, _made(observations=(seen,)))) == []
+    assert store.read(lambda c: versions.version(c, "math")).digest == _facts().digest
+    assert (list(back().nodes), back().edges) == (list(whole.nodes), whole.edges)
+    assert (back().nodes[node]["run"], back().nodes[node]["runs"]) == ("one", ["one", "evil"])
+    assert {row["run_id"] for row in store.read(lambda c: versions.observations(c, _facts().digest))} == {"one", "evil"}
+    assert verify(store, store.run("one")).faults == ()
+
+
+def test_a_false_record_is_refused_or_gives_way(store: Store, trained: Any, tmp_path: Path) -> None:
+    """In a home that knows nothing yet."""
+    seen = Observation(version_digest=_facts().digest, canary_digest="sha256:cases", vector=[("000", "correct", 1.0)])
+    made = _made(observations=(seen,))
+    bundle.export(store, trained("one", made), tmp_path / "a.tar")
+    other, lie = Store.open(None, tmp_path / "other"), base64.b64encode(b'{"math":"return 1.0"}').decode()
+    for change in (
+        lambda r: r["verifier_version"][0].update(code=digest("x")),
+        lambda r: r["environment"][0]["attrs"].update(python="2.7"),
+        lambda r: r["model_version"][0].update(manifest={"x": "sha256:y"}),
+        lambda r: r["dataset_version"][0].update(name="theirs"),
+        lambda r: r["verifier_observation"][0].update(behaviour_digest="sha256:x"),
+    ):
+        with pytest.raises(DataError, match=r"cannot be taken in|not a record"):
+            bundle.take_in(other, _forged(tmp_path / "a.tar", tmp_path / "b.tar", change))
+        assert other.runs() == [] and list(other.runs_folder.iterdir()) == []
+
+    def false(record: dict[str, Any]) -> None:
+        version = record["verifier_version"][0]
+        blob = {"digest": digest(base64.b64decode(lie)), "size": 21, "content": lie, "media_type": "x", "created": 1}
+        record["blob"].append(blob)
+        version.update(source=blob["digest"], deterministic=0, status="quarantined", status_reason="so it says")
+        record["reward_member"].append({**record["reward_member"][0], "position": 9, "label": "ghost"})
+
+    bundle.take_in(other, _forged(tmp_path / "a.tar", tmp_path / "b.tar", false))
+    assert other.read(lambda c: versions.quarantined(c, [_facts().digest])) == []
+    assert other.read(lambda c: versions.unknown(c, [_facts().digest])) == {_facts().digest}
+    other.write(lambda c: versions.record(c, "mine", 0, made))
+    found = other.read(lambda c: versions.version(c, "math@1"))
+    assert (found.digest, found.code, found.deterministic) == (_facts().digest, _facts().code, True)
+    assert other.read(lambda c: versions.sources(c, found)) == _facts().sources
+    assert [row[1] for row in _all(other)["reward_member"]] == [0]
+    other.close()
+
+
+def test_an_import_that_is_killed_leaves_nothing_in_the_way(
+    store: Store, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle.export(store, trained("one"), tmp_path / "a.tar")
+    other = Store.open(None, tmp_path / "other")
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place, left in (
+        ((Path, "rename"), []),
+        ((bundle, "sync_folder"), ["one"]),
+    ):  # before and after it is in its place
+        with monkeypatch.context() as here:
+            here.setattr(*place, killed)
+            with pytest.raises(KeyboardInterrupt):
+                bundle.take_in(other, tmp_path / "a.tar")
+        assert other.runs() == [] and [path.name for path in other.runs_folder.iterdir()] == left
+    taken = bundle.take_in(other, tmp_path / "a.tar")
+    assert verify(other, taken).faults == () and not list(taken.folder.glob(".*"))
+    (other.runs_folder / "two").mkdir()
+    with pytest.raises(DataError, match="there already"):
+        bundle.take_in(other, _forged(tmp_path / "a.tar", tmp_path / "b.tar", lambda r: None, "two"))
+    other.close()
+
+
+def test_a_bundle_of_a_run_that_goes_on(store: Store, trained: Any, tmp_path: Path, recipe: Any) -> None:
+    run = store.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={}, run_id="one")
+    store.start_segment(run, first_step=0, lease=store.take(run))
+    bundle.export(store, store.run("one"), tmp_path / "a.tar")
+    other = Store.open(None, tmp_path / "other")
+    taken = bundle.take_in(other, tmp_path / "a.tar")
+    assert (taken.state, verify(other, taken).faults) == ("interrupted", ())
     other.close()
 
 
@@ -466,12 +682,14 @@ def test_the_environment_of_a_repository(tmp_path: Path) -> None:
     (tmp_path / "rule.py").write_text("a = 1\n")
     git("add", ".")
     git("commit", "-qm", "x")
-    clean = environment.describe(tmp_path)
+    clean = environment.describe(tmp_path, package=tmp_path)
     assert len(clean.git_commit) == 40 and clean.patch == b""
     (tmp_path / "rule.py").write_text("a = 2\n")
     (tmp_path / "new.py").write_text("b = 1\n")
     (tmp_path / "data.bin").write_bytes(b"\x00")
-    dirty = environment.describe(tmp_path, argv=["jurat", "--api-key=hush", "postgresql://u:p@h/d", "API_TOKEN=1"])
+    dirty = environment.describe(
+        tmp_path, package=tmp_path, argv=["jurat", "--api-key=hush", "postgresql://u:p@h/d", "API_TOKEN=1"]
+    )
     assert b"+a = 2" in dirty.patch and b"b = 1" in dirty.patch and b"data.bin" not in dirty.patch
     assert dirty.digest != clean.digest
     assert dirty.attrs["argv"] == [
@@ -481,6 +699,31 @@ def test_the_environment_of_a_repository(tmp_path: Path) -> None:
         "API_TOKEN=[redacted]",
     ]
     (tmp_path / "key.py").write_text("-----BEGIN RSA PRIVATE KEY-----")
-    secret = environment.describe(tmp_path)
+    secret = environment.describe(tmp_path, package=tmp_path)
     assert (secret.patch, secret.attrs["patch_left_out"]) == (b"", "it holds a private key")
-    assert environment.describe(tmp_path / "none").git_commit == ""
+
+
+def test_jurat_s_own_code_is_known_from_any_folder(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(package.parent), "-c", "user.name=x", "-c", "user.email=x@y", *words],
+                       check=True, capture_output=True)  # fmt: skip
+
+    package, project = tmp_path / "clone/jurat", tmp_path / "elsewhere"
+    (tmp_path / "clone/room").mkdir(parents=True)
+    package.mkdir()
+    project.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "room").symlink_to("../room")
+    (tmp_path / "clone/room/code.py").write_text("a = 1\n")
+    installed = environment.describe(project, package=package)
+    assert (installed.git_commit, installed.patch) == ("", b"")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "x")
+    clean = environment.describe(project, package=package)
+    assert len(clean.git_commit) == 40 and clean.patch == b""
+    assert clean.attrs["jurat"]["files"] == installed.attrs["jurat"]["files"]
+    (tmp_path / "clone/room/code.py").write_text("a = 2\n")
+    dirty = environment.describe(project, package=package)
+    assert b"+a = 2" in dirty.patch and dirty.digest != clean.digest
+    assert dirty.attrs["jurat"]["files"] != clean.attrs["jurat"]["files"]

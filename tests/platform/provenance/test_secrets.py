@@ -94,13 +94,16 @@ def test_a_patch_is_kept_without_secrets_and_not_at_all_with_a_private_key(
 ) -> None:
     _repository(tmp_path)
     (tmp_path / "a.py").write_text(f'API_KEY = "hush-hush"\nkeep = "me"\nx = "{SECRETS[0]}"\n')
-    kept = environment.describe(tmp_path).patch
+    kept = environment.describe(tmp_path, package=tmp_path).patch
     assert b"hush" not in kept and SECRETS[0].encode() not in kept and b'keep = "me"' in kept
     (tmp_path / "b.py").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n")
-    found = environment.describe(tmp_path)
+    found = environment.describe(tmp_path, package=tmp_path)
     assert (found.patch, found.attrs["patch_left_out"]) == (b"", "it holds a private key")
     monkeypatch.setenv("JURAT_KEEP_SECRETS", "1")
-    assert b"OPENSSH" in environment.describe(tmp_path).patch and b"hush-hush" in environment.describe(tmp_path).patch
+    assert (
+        b"OPENSSH" in environment.describe(tmp_path, package=tmp_path).patch
+        and b"hush-hush" in environment.describe(tmp_path, package=tmp_path).patch
+    )
 
 
 def _made(patch: bytes, argv: list[str]) -> Ingredients:
@@ -117,7 +120,7 @@ def test_scrub(store: Store, recipe: Any, monkeypatch: pytest.MonkeyPatch) -> No
                            tags={"api_key": "hush", "good": "yes"})  # fmt: skip
     read = lambda: store.read(lambda c: str(record.read(c, store.run("r"))))
     assert "hush" not in read() and SECRETS[0] not in read()  # was never kept
-    assert store.run("r").meta == {"note": secrets.BLOT, "base": base}
+    assert store.run("r").meta == {"note": secrets.BLOT, "base": base, "home": store.home_id}
     monkeypatch.setenv("JURAT_KEEP_SECRETS", "1")  # a record of before there was this
     store.write(lambda c: c.execute(sa.update(t.run).where(t.run.c.pk == run.pk).values(meta=meta)))
     store.write(lambda c: c.execute(sa.update(t.run_label).where(t.run_label.c.key == "api_key").values(text="hush")))

@@ -133,12 +133,16 @@ def test_what_no_record_names(store: Store, made: Any, new_run: Any) -> None:
     theirs = old(going.folder / "rollouts" / "main" / "step-000001.parquet")  # its trainer will take it up
     cut = old(store.runs_folder / ".import-ab" / "record.json").parent
     os.utime(cut, (time.time() - 2 * DAY,) * 2)
+    (run.folder / ".import").touch()  # its row is there, whatever was not done after it
+    halved = old(store.runs_folder / "halved" / ".import").parent
+    os.utime(halved, (time.time() - 2 * DAY,) * 2)
     (run.folder / "spool.jsonl").write_text("{}\n")  # rows of some of these may be in it
-    assert [each.kind for each in collect(store, dry_run=True)] == ["draft"]
+    assert [each.kind for each in collect(store, dry_run=True)] == ["draft"] * 2
     (run.folder / "spool.jsonl").unlink()
     found = {(each.kind, each.name) for each in collect(store)}
     assert found == {("part", f"run/{path.relative_to(run.folder)}") for path in (loose, draft, learnt)} | {
-        ("draft", ".import-ab")
+        ("draft", ".import-ab"),
+        ("draft", "halved"),
     }
     assert len(store.parts(run, kind=None)) == 4
     assert fresh.exists() and theirs.exists() and (run.folder / part).exists() and not cut.exists()
@@ -154,6 +158,9 @@ def test_contents_that_nothing_refers_to(store: Store) -> None:
         store.write(lambda c, d=digest: c.execute(sa.update(t.blob).where(t.blob.c.digest == d).values(created=1)))
     for seconds in (-2.0 * DAY, 60.0):
         store.write(lambda c, s=seconds: access.make_key(c, "t", [], seconds=s, run_id="r", epoch=1))
+    again = store.write(lambda c: blobs.put(c, b"d", "text/plain"))
+    store.write(lambda c: c.execute(sa.update(t.blob).where(t.blob.c.digest == again).values(created=1)))
+    assert store.write(lambda c: blobs.put(c, b"d", "text/plain")) == again  # whoever puts it is about to refer to it
     told = collect(store, dry_run=True)
     assert [each.kind for each in told] == ["blob", "token"] and told[0] == Rubbish(kind="blob", name=loose, bytes=1)
     assert collect(store) == told

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,23 @@ def test_a_claim_takes_the_first_of_the_highest_priority(store: Store, queue: An
     assert (found.state, found.lease_owner, found.desired) == ("starting", "a", "run")
     assert found.deadline is not None and found.lease_until is not None
     assert events.broken(store.events(found)) == ""
+
+
+def test_two_homes_on_one_database_keep_their_runs_apart(store: Store, recipe: Recipe, tmp_path: Path) -> None:
+    other = Store(store.engine, tmp_path / "other")
+    other.home.mkdir()
+    make = lambda s: s.create_run(recipe=recipe, recipe_digest="", reward_digest="", meta={}, state="queued")
+    mine, theirs, old = make(store), make(other), make(other)
+    store.write(
+        lambda c: c.execute(sa.update(t.run).where(t.run.c.pk == old.pk).values(meta={}))
+    )  # of before there was this
+    claim = lambda s: store.write(lambda c: leases.claim(c, "w", home=s.home_id, gpus=1))
+    assert Store(store.engine, store.home).home_id == store.home_id != other.home_id
+    got = [claim(each) for each in (other, store, store, other)]
+    assert [lease and lease.run for lease in got] == [theirs.id, mine.id, old.id, None]
+    with pytest.raises(RunFailed, match="in another home folder"):
+        store.take(theirs, epoch=1)
+    assert other.take(theirs, epoch=1).epoch == 1
 
 
 def test_gpus_are_counted_from_the_recipes_of_live_leases(store: Store, recipe: Recipe) -> None:

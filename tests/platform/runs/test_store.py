@@ -32,7 +32,7 @@ def test_a_run_is_found_by_id_prefix_and_latest(store: Store, recipe: Recipe) ->
     assert made[0].folder == store.home / "runs" / made[0].id
     assert made[0].folder.is_dir()
     assert store.run("latest").id == made[2].id
-    assert store.run(made[1].id).meta == {"n": 1}
+    assert store.run(made[1].id).meta == {"n": 1, "home": store.home_id}
     assert Recipe.model_validate(made[0].recipe) == recipe
     assert [run.id for run in store.runs(limit=2)] == [made[2].id, made[1].id]
     assert [run.state for run in store.runs(state="created")] == ["created"] * 3

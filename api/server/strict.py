@@ -1,0 +1,42 @@
+"""Routes that take what they name and nothing else: JSON as the guard has read it, and the query parameters of the operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.dependencies.utils import get_flat_dependant
+from fastapi.routing import APIRoute
+
+from jurat.api.server.problems import Problem
+from jurat.platform.errors import nearest
+
+
+class StrictRequest(Request):
+    """Its JSON is what the guard has parsed, strictly and once."""
+
+    async def json(self) -> Any:
+        return self.scope["state"].get("json")
+
+
+class StrictRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        known = [field.alias for field in get_flat_dependant(self.dependant).query_params]
+
+        async def strictly(request: Request) -> Response:
+            refuse_unknown(request, known)
+            return await handle(StrictRequest(request.scope, request.receive))
+
+        return strictly
+
+
+def refuse_unknown(request: Request, known: list[str]) -> None:
+    """Raises Problem for a query parameter that is not ``known``: a misspelt filter would let everything through."""
+    for name in request.query_params if request.scope["query_string"] else ():
+        if name not in known:
+            there = f"There are {', '.join(known)}." if known else "It takes none."
+            said = f"there is no parameter {name[:80]!r}.{nearest(name[:80], known)} {there}"
+            errors = [{"pointer": name[:80], "code": "unknown-parameter", "message": said}]
+            raise Problem("bad-request", said, errors=errors)
