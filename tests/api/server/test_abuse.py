@@ -589,14 +589,16 @@ def test_nothing_of_a_body_is_read_without_a_key(locked: tuple[Served, dict[str,
     assert kind(served.ask("POST", f"{RUNS}/x/metrics:batch", raw=b"[", headers=mine)) == (400, "bad-json")
 
 
-@pytest.mark.parametrize(("place", "path"), [(n, f"{RUNS}/x/metrics:batch") for n in ("rows", "names", "steps", "values")]
-                         + [("ops", f"{RUNS}/x/facts"), ("items", "/api/v1/verify"), ("scopes", "/api/v1/api-keys")])  # fmt: skip
-@pytest.mark.parametrize("item", ["[]", "1", '"a"', "{}"])
-def test_a_long_list_ends_at_its_first_fault(served: Served, place: str, path: str, item: str) -> None:
-    raw = f'{{"{place}":[{",".join([item] * 200_000)}]}}'.encode()
-    status, _, said = served.ask("POST", path, raw=raw)
-    at_fault = {tuple(each["pointer"].split("/")[:3]) for each in said["errors"]}
-    assert status == 422 and sum(where[1] == place for where in at_fault) == 1, said["errors"]
+LISTS = [(name, f"{RUNS}/x/metrics:batch") for name in ("rows", "names", "steps", "values")]
+LISTS += [("ops", f"{RUNS}/x/facts"), ("items", "/api/v1/verify"), ("scopes", "/api/v1/api-keys")]
+
+
+@pytest.mark.parametrize(("place", "path"), LISTS)
+def test_a_long_list_ends_at_its_first_fault(served: Served, place: str, path: str) -> None:
+    for item in ("1", '"a"', "{}"):
+        status, _, said = served.ask("POST", path, raw=f'{{"{place}":[{",".join([item] * 20_000)}]}}'.encode())
+        at_fault = {tuple(each["pointer"].split("/")[:3]) for each in said["errors"]}
+        assert status == 422 and sum(where[1] == place for where in at_fault) == 1, said["errors"]
 
 
 def test_each_scope_opens_its_own_doors(locked: tuple[Served, dict[str, str]]) -> None:
@@ -740,7 +742,7 @@ def test_without_a_key_it_listens_to_this_machine_alone(tmp_path: Path) -> None:
         Service.start(Settings(home=tmp_path, host="0.0.0.0"))
     Service.start(Settings(home=tmp_path, host="0.0.0.0", open_to_all=True)).close()
     found = Settings(home=tmp_path, host="0.0.0.0", host_names=("train.example",)).hosts
-    assert found == {"train.example"}  # whoever listens to all says by which names
+    assert found == {"train.example", "localhost", "127.0.0.1", "[::1]"}  # whoever listens to all says by which other names
 
 
 def test_the_secret_is_its_owners(tmp_path: Path) -> None:
