@@ -20,6 +20,8 @@ from jurat.platform.runs.store import Store
 
 KIND, COMING = "sealed", "sealing"
 """``sealing`` is said before the run ends, so that the chain of its events holds it: without a seal after it one was cut off."""
+SOON = 60_000_000
+"""Microseconds after its end in which a run may still get its seal."""
 COLUMNS = {
     "segment": ("no", "stage", "stage_index", "first_step", "started", "ended", "ending", "host", "pid", "reward_digest",
                 "versions", "epoch", "environment_digest", "model_digest", "from_checkpoint", "to_step"),
@@ -50,6 +52,8 @@ def broken(connection: sa.Connection, run: RunInfo) -> list[str]:
     told = events.read(connection, run.pk, after=0, limit=None)
     last = next((event for event in reversed(told) if event.kind in (KIND, COMING, "collected")), None)
     if last is not None and last.kind == COMING and run.state == "finished":
+        if now(connection) - (run.ended or 0) < SOON:
+            return []  # its process is at it
         return ["the seal is missing: it was removed, or could not be written when the run ended"]
     if last is None or last.kind != KIND or run.state != "finished":
         return []

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
+from jurat.platform.db.clock import now
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.identity import Identity
 from jurat.platform.provenance import bundle, drift, edges, environment, folders, lineage, points, prov, seal, versions
@@ -341,10 +342,12 @@ def test_a_seal_that_is_gone_and_a_changed_source_are_found(store: Store, traine
     run = trained("four", _made(_facts("sealed")))
     assert verify(store, run).whole
     store.add_event(run, seal.COMING, {})
-    finished = dataclasses.replace(store.run(run.id), state="finished")
+    finished = dataclasses.replace(store.run(run.id), state="finished", ended=1)
     assert store.read(lambda c: seal.broken(c, finished)) == [
         "the seal is missing: it was removed, or could not be written when the run ended"
     ]
+    just_now = dataclasses.replace(finished, ended=store.read(now))
+    assert store.read(lambda c: seal.broken(c, just_now)) == []  # its process is at it
     seal.seal(store, run)
     assert store.read(lambda c: seal.broken(c, finished)) == []
     found = store.read(lambda c: versions.version(c, "sealed"))
