@@ -67,7 +67,7 @@ def storm(site: Served, rng: random.Random) -> dict[str, int]:
         time.sleep(rng.uniform(0.0, 0.5))
         pids = site.trainers()
         assert len(pids) <= 1, "two processes train one run"
-        if pids and turn % 2:
+        if pids and turn % 2 == 0:
             os.kill(pids[0], signal.SIGKILL)
             killed["trainer"] += 1
         else:
