@@ -14,11 +14,10 @@ from jurat.api.server.service import CanRead, CanWrite, Here, Service, once
 from jurat.api.server.shapes import tell
 from jurat.api.server.strict import StrictRoute
 from jurat.datasets.manifest import Manifest
-from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.db.keyset import Key, after, ordering
 from jurat.platform.errors import DataError, NameTaken
-from jurat.platform.provenance import versions
+from jurat.platform.provenance import folders, versions
 
 router = APIRouter(tags=["registry"], route_class=StrictRoute)
 _D, _M = t.dataset_version.c, t.model_version.c
@@ -103,7 +102,7 @@ def register_dataset(name: Named, asked: shapes.NewDataset, request: Request, se
              responses=responses("in-flight", "key-reused"))  # fmt: skip
 def register_model(asked: shapes.NewModel, request: Request, service: Here, who: CanWrite) -> Response:
     """Its digest is that which a run finds for a folder of these files."""
-    named = digest({"schema": 1, "kind": "folder", "files": asked.files})
+    named = folders.digest_of(asked.files)
 
     def register() -> Response:
         service.writer.call(lambda c: versions.register_model(c, named, asked.name, asked.files))

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from jurat.platform.db import tables as t
+from jurat.platform.db.chunks import chunks
 from jurat.platform.db.clock import now
 from jurat.platform.db.insert import insert_new
 from jurat.platform.provenance.records import Edge, Node
@@ -57,8 +58,6 @@ def of_run(connection: sa.Connection, run_id: str) -> list[Edge]:
     return [_edge(row) for row in connection.execute(query).mappings()]
 
 
-_IN = 400
-
 
 def _found(connection: sa.Connection, nodes: Sequence[Node], kind: sa.Column[Any], ident: sa.Column[Any]) -> list[Edge]:
     by_kind: dict[str, list[str]] = {}
@@ -66,8 +65,8 @@ def _found(connection: sa.Connection, nodes: Sequence[Node], kind: sa.Column[Any
         by_kind.setdefault(node.kind, []).append(node.id)
     out = []
     for of_kind, ids in sorted(by_kind.items()):
-        for first in range(0, len(ids), _IN):
-            query = sa.select(t.edge).where(kind == of_kind, ident.in_(ids[first : first + _IN]))
+        for some in chunks(ids):
+            query = sa.select(t.edge).where(kind == of_kind, ident.in_(some))
             out += [_edge(row) for row in connection.execute(query).mappings()]
     return sorted(out, key=lambda e: (e.at, e.src, e.dst, e.role))
 

@@ -30,7 +30,12 @@ def manifest(folder: Path, cache: Path | None = None) -> tuple[str, Mapping[str,
             draft = cache.with_name(f"{cache.name}.{os.getpid()}.tmp")
             draft.write_text(json.dumps(fresh), "utf-8")
             os.replace(draft, cache)
-    return digest({"schema": 1, "kind": "folder", "files": files}), files
+    return digest_of(files), files
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """Of a folder with these files: {relative path: sha256}."""
+    return digest({"schema": 1, "kind": "folder", "files": files})
 
 
 def file_digest(path: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from jurat.platform.db import tables as t
+from jurat.platform.db.chunks import chunks
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.provenance import drift, edges, folders, versions
 from jurat.platform.provenance.records import Edge, Node
@@ -63,6 +64,13 @@ def walk(
                 level.append(node)
     nodes = facts(connection, list(seen))
     return Walk(roots=tuple(roots), nodes=nodes, edges=tuple(found), cut=cut or bool(level))
+
+
+def made_of(connection: sa.Connection, run: RunInfo) -> Walk:
+    """Back from all segments of a run, which are the roots, in order."""
+    s = t.segment.c
+    numbers = connection.execute(sa.select(s.no).where(s.run_pk == run.pk).order_by(s.no)).scalars()
+    return walk(connection, [edges.segment_node(run.id, no) for no in numbers], "back")
 
 
 # ---- nodes -------------------------------------------------------------------------------------------------------
@@ -158,10 +166,8 @@ def facts(connection: sa.Connection, nodes: Sequence[Node]) -> dict[Node, Mappin
         by_kind.setdefault(node.kind, []).append(node.id)
     told: dict[Node, Mapping[str, Any]] = {}
     for kind, ids in by_kind.items():
-        for first in range(0, len(ids), 400):
-            told |= {
-                Node(kind=kind, id=name): said for name, said in _FACTS[kind](connection, ids[first : first + 400])
-            }
+        for some in chunks(ids):
+            told |= {Node(kind=kind, id=name): said for name, said in _FACTS[kind](connection, some)}
     return {node: told.get(node, {}) for node in nodes}
 
 
@@ -401,7 +407,7 @@ def gaps(connection: sa.Connection, run: RunInfo, here: Mapping[str, Any]) -> li
     """What is missing to do a run again with equal numbers, as far as the record tells; the caller adds what it finds
     where data and verifiers are loaded. ``here``: the environment of this process (``attrs`` of ``describe``)."""
     out: list[str] = []
-    found = walk(connection, [edges.segment_node(run.id, no) for no in _numbers(connection, run.pk)], "back")
+    found = made_of(connection, run)
     if not found.roots:
         return ["no process ever worked on it"]
     out += _changed_midway(connection, run, found.edges)
@@ -481,8 +487,3 @@ def _changed_midway(connection: sa.Connection, run: RunInfo, joins: Sequence[Edg
                 )
         last[row.stage] = (row.no, made)
     return out
-
-
-def _numbers(connection: sa.Connection, run_pk: int) -> list[int]:
-    s = t.segment.c
-    return list(connection.execute(sa.select(s.no).where(s.run_pk == run_pk).order_by(s.no)).scalars())

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from jurat.platform.db import tables as t
 from jurat.platform.provenance import edges
-from jurat.platform.provenance.lineage import walk
+from jurat.platform.provenance.lineage import made_of, walk
 from jurat.platform.provenance.records import Node
 from jurat.platform.runs.records import RunInfo
 
@@ -24,10 +24,8 @@ _ACTIVITY, _AGENT = "segment", "agent"
 
 def document(connection: sa.Connection, run: RunInfo) -> dict[str, Any]:
     """All that the run's segments used and made, back to its beginnings: equal for equal records."""
-    numbers = sa.select(t.segment.c.no).where(t.segment.c.run_pk == run.pk).order_by(t.segment.c.no)
-    segments = [edges.segment_node(run.id, no) for no in connection.execute(numbers).scalars()]
-    back = walk(connection, segments, "back")
-    made = edges.out_of(connection, segments)
+    back = made_of(connection, run)
+    made = edges.out_of(connection, back.roots)
     nodes = {**back.nodes, **walk(connection, [edge.dst for edge in made], "back", depth=0).nodes}
     out: dict[str, Any] = {"prefix": {"jurat": NAMESPACE}}
 
@@ -53,7 +51,7 @@ def document(connection: sa.Connection, run: RunInfo) -> dict[str, Any]:
             f"_:r{place}",
             {**value, "prov:role" if kind in ("used", "wasGeneratedBy") else "jurat:role": edge.role},
         )
-    for one, two in itertools.pairwise(segments):
+    for one, two in itertools.pairwise(back.roots):
         put(
             "wasInformedBy",
             f"_:i{two.id.rpartition('/')[2]}",

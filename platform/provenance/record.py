@@ -17,12 +17,13 @@ import sqlalchemy as sa
 
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
+from jurat.platform.db.chunks import chunks
 from jurat.platform.db.clock import now
 from jurat.platform.db.insert import insert_new
 from jurat.platform.errors import DataError, NameTaken
 from jurat.platform.identity import Identity
-from jurat.platform.provenance import edges, environment, secrets, versions
-from jurat.platform.provenance.lineage import walk
+from jurat.platform.provenance import edges, environment, folders, secrets, versions
+from jurat.platform.provenance.lineage import made_of
 from jurat.platform.provenance.records import Edge, Node
 from jurat.platform.runs import events
 from jurat.platform.runs.records import RunInfo
@@ -50,8 +51,7 @@ def read(connection: sa.Connection, run: RunInfo) -> dict[str, Any]:
         table = t.metadata.tables[name]
         query = sa.select(table).where(table.c.run_pk == run.pk).order_by(*table.primary_key.columns)
         out[name] = [_kept(row) for row in connection.execute(query).mappings()]
-    numbers = [segment["no"] for segment in out["segment"]]
-    back = walk(connection, [edges.segment_node(run.id, no) for no in numbers], "back")
+    back = made_of(connection, run)
     joins = {*back.edges, *edges.of_run(connection, run.id)}
     out["edge"] = [
         {"src_kind": e.src.kind, "src": e.src.id, "dst_kind": e.dst.kind, "dst": e.dst.id, "role": e.role,
@@ -81,8 +81,8 @@ def _kept(row: sa.RowMapping) -> dict[str, Any]:
 
 def _by(connection: sa.Connection, table: sa.Table, column: str, values: Sequence[str]) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
-    for first in range(0, len(values), 400):
-        query = sa.select(table).where(table.c[column].in_(values[first : first + 400]))
+    for some in chunks(values):
+        query = sa.select(table).where(table.c[column].in_(some))
         out += [_kept(row) for row in connection.execute(query.order_by(*table.primary_key.columns)).mappings()]
     return out
 
@@ -205,8 +205,8 @@ def _contents(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, bytes]]
 def _known(connection: sa.Connection, column: sa.Column[Any], values: Sequence[str]) -> set[str]:
     return {
         found
-        for first in range(0, len(values), 400)
-        for found in connection.execute(sa.select(column).where(column.in_(values[first : first + 400]))).scalars()
+        for some in chunks(values)
+        for found in connection.execute(sa.select(column).where(column.in_(some))).scalars()
     }
 
 
@@ -231,7 +231,7 @@ def _environment(row: Mapping[str, Any]) -> str:
 
 
 def _model(row: Mapping[str, Any]) -> str | None:
-    return digest({"schema": 1, "kind": "folder", "files": row["manifest"]}) if row["manifest"] else None
+    return folders.digest_of(row["manifest"]) if row["manifest"] else None
 
 
 def _dataset(row: Mapping[str, Any]) -> str:

@@ -9,9 +9,8 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from jurat.platform.canonical import digest
-from jurat.platform.db import tables as t
-from jurat.platform.provenance import blobs, edges, folders, seal
-from jurat.platform.provenance.lineage import NO_WEIGHTS, damaged, walk
+from jurat.platform.provenance import blobs, folders, seal
+from jurat.platform.provenance.lineage import NO_WEIGHTS, damaged, made_of
 from jurat.platform.runs import events, ingest
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.rollouts import verify_parts
@@ -62,9 +61,7 @@ def verify(store: Store, run: RunInfo) -> Report:
 
 def _contents(connection: sa.Connection, run: RunInfo) -> Iterator[str]:
     """Sources of verifiers and patches that are not what their digest says."""
-    numbers = sa.select(t.segment.c.no).where(t.segment.c.run_pk == run.pk)
-    roots = [edges.segment_node(run.id, no) for no in connection.execute(numbers).scalars()]
-    for node, said in walk(connection, roots, "back").nodes.items():
+    for node, said in made_of(connection, run).nodes.items():
         named = said.get({"verifier_version": "source", "environment": "patch"}.get(node.kind, ""))
         content = blobs.get(connection, named) if named else None
         if named and content is None:

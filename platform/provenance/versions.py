@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
+from jurat.platform.db.chunks import chunks
 from jurat.platform.db.clock import now
 from jurat.platform.db.insert import insert_new
 from jurat.platform.errors import ConfigError, NameTaken, nearest
@@ -110,8 +111,7 @@ def _versions(connection: sa.Connection, *where: sa.ColumnElement[bool], limit: 
     ).mappings().all()  # fmt: skip
     names: dict[str, list[str]] = {}
     query = sa.select(_rel.version_digest, _n.name, _rel.ordinal).join(t.verifier, _n.pk == _rel.verifier_pk)
-    for first in range(0, len(rows), 400):
-        some = [row["digest"] for row in rows[first : first + 400]]
+    for some in chunks([row["digest"] for row in rows]):
         for found in connection.execute(query.where(_rel.version_digest.in_(some)).order_by(_n.name, _rel.ordinal)):
             names.setdefault(found.version_digest, []).append(f"{found.name}@{found.ordinal}")
         m, bare = t.reward_member.c, [each for each in some if each not in names]

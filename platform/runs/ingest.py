@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from jurat.platform.db import tables as t
 from jurat.platform.db.arrays import packed
+from jurat.platform.db.chunks import chunks
 from jurat.platform.db.clock import clock
 from jurat.platform.db.engine import gathered, on_commit
 from jurat.platform.db.insert import insert_new
@@ -38,8 +39,6 @@ MAX_NAMES = 5000
 """Of one run, where a service writes for people."""
 MAX_NAME = 250
 """Characters."""
-_IN = 500
-"""Values of one IN: stays under SQLite's limit of bound parameters."""
 _CHUNK = 100_000
 """Points read at once."""
 _RUNS = 1000
@@ -206,8 +205,8 @@ def intern(connection: sa.Connection, names: set[str]) -> dict[str, int]:
 def numbers(connection: sa.Connection, names: Sequence[str]) -> dict[str, int]:
     """Of the names that are there."""
     out: dict[str, int] = {}
-    for first in range(0, len(names), _IN):
-        query = sa.select(_k.name, _k.pk).where(_k.name.in_(names[first : first + _IN]))
+    for some in chunks(names):
+        query = sa.select(_k.name, _k.pk).where(_k.name.in_(some))
         out |= {name: pk for name, pk in connection.execute(query)}
     return out
 

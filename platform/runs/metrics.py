@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from jurat.platform.db import tables as t
+from jurat.platform.db.chunks import chunks
 from jurat.platform.runs.ingest import known, numbers
 from jurat.platform.runs.records import Point, Segment
 
 _p, _l, _k = t.metric_point.c, t.metric_latest.c, t.metric_key.c
 
-_IN = 500
-"""Values of one IN: stays under SQLite's limit of bound parameters."""
 
 _named: weakref.WeakKeyDictionary[sa.Engine, dict[int, str]] = weakref.WeakKeyDictionary()
 """Number -> name of those that were read. Names are never removed."""
@@ -219,12 +218,9 @@ def latest(
         keys = {pk: name for name, pk in numbers(connection, list(names)).items()}
         query = query.where(_l.key_pk.in_(sorted(keys)))
     out: dict[int, dict[str, Latest]] = {pk: {} for pk in run_pks}
-    for first in range(0, len(run_pks), _IN):
-        rows = connection.execute(query.where(_l.run_pk.in_(run_pks[first : first + _IN]))).all()
-        if unknown := sorted({row.key_pk for row in rows} - keys.keys()):
-            for low in range(0, len(unknown), _IN):
-                some = sa.select(_k.pk, _k.name).where(_k.pk.in_(unknown[low : low + _IN]))
-                keys |= {pk: name for pk, name in connection.execute(some)}
+    for some in chunks(run_pks):
+        rows = connection.execute(query.where(_l.run_pk.in_(some))).all()
+        keys |= _names(connection, {row.key_pk for row in rows} - keys.keys())
         nan = math.nan
         for run_pk, key, step, at, value, least, most in rows:
             out[run_pk][keys[key]] = Latest(
@@ -258,11 +254,16 @@ def values(
         query = f"SELECT key_pk, value FROM metric_latest WHERE run_pk = ?{chosen}"
         found = {pk: driver.execute(query, [pk, *(keys or ())]).fetchall() for pk in run_pks}
     known = _named.setdefault(connection.engine, {})
-    unknown = sorted({key for rows in found.values() for key, _ in rows} - known.keys())
-    for low in range(0, len(unknown), _IN):
-        some = sa.select(_k.pk, _k.name).where(_k.pk.in_(unknown[low : low + _IN]))
-        known |= {key: name for key, name in connection.execute(some)}
+    known |= _names(connection, {key for rows in found.values() for key, _ in rows} - known.keys())
     return {pk: {known[key]: value for key, value in found.get(pk, ())} for pk in run_pks}
+
+
+def _names(connection: sa.Connection, keys: Set[int]) -> dict[int, str]:
+    """{number: name}"""
+    out: dict[int, str] = {}
+    for some in chunks(sorted(keys)):
+        out |= {key: name for key, name in connection.execute(sa.select(_k.pk, _k.name).where(_k.pk.in_(some)))}
+    return out
 
 
 def names_of(connection: sa.Connection, run_pk: int) -> list[str]:

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from jurat.platform.db import keyset
 from jurat.platform.db import tables as t
+from jurat.platform.db.chunks import chunks
 from jurat.platform.db.keyset import Key
 from jurat.platform.errors import ConfigError, nearest
 from jurat.platform.runs import metrics
@@ -313,10 +314,8 @@ def label(connection: sa.Connection, run_pk: int, kind: Literal["param", "tag"],
     """Set labels of a run; a tag of None is removed."""
     c = t.run_label.c
     names = [t.visible(key) for key in labels]
-    for first in range(0, len(names), 500):
-        connection.execute(
-            sa.delete(t.run_label).where(c.run_pk == run_pk, c.kind == kind, c.key.in_(names[first : first + 500]))
-        )
+    for some in chunks(names):
+        connection.execute(sa.delete(t.run_label).where(c.run_pk == run_pk, c.kind == kind, c.key.in_(some)))
     rows = [
         {
             "run_pk": run_pk,

@@ -223,9 +223,8 @@ async def test_an_answer_and_what_was_asked_for(fake, sampler):
     assert body["sampling_params"] == wanted
 
 
-@pytest.mark.parametrize("allowed", [1, 3])
-async def test_many_at_once_no_more_than_allowed_in_the_order_asked(fake, sampler, allowed):
-    client = sampler(max_concurrent=allowed)
+def answer_slowly(fake):
+    """From now on; how many requests went on as each began."""
     running, most = set(), []
 
     def slow(body):
@@ -238,6 +237,13 @@ async def test_many_at_once_no_more_than_allowed_in_the_order_asked(fake, sample
         yield last
 
     fake.answer = slow
+    return most
+
+
+@pytest.mark.parametrize("allowed", [1, 3])
+async def test_many_at_once_no_more_than_allowed_in_the_order_asked(fake, sampler, allowed):
+    client = sampler(max_concurrent=allowed)
+    most = answer_slowly(fake)
     asked = [request(seed=seed) for seed in range(20)]
     found = await asyncio.gather(*map(client.sample, asked))
     assert [each.token_ids.tolist() for each in found] == [drawn(each) for each in asked]
@@ -834,18 +840,7 @@ async def test_places_are_taken_in_order_however_many_there_are():
 
 
 async def test_a_limit_holds_from_the_next_request(fake, sampler):
-    client, running, most = sampler(max_concurrent=1), set(), []
-
-    def slow(body):
-        running.add(body["request_id"])
-        most.append(len(running))
-        time.sleep(0.02)
-        first, last = fake.honest(body)
-        yield first
-        running.discard(body["request_id"])
-        yield last
-
-    fake.answer = slow
+    client, most = sampler(max_concurrent=1), answer_slowly(fake)
     client.limit(4)
     asked = [request(seed=seed) for seed in range(12)]
     found = await asyncio.gather(*map(client.sample, asked))
