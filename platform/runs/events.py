@@ -20,7 +20,7 @@ from jurat.platform.runs.records import Event
 
 Row = Mapping[str, Any]
 OWN = frozenset({
-    "state", "command", "stalled", "deleted", "collected", "scrubbed", "sealed", "reward_change_accepted", "canary_drift",
+    "state", "command", "stalled", "deleted", "collected", "scrubbed", "sealing", "sealed", "reward_change_accepted", "canary_drift",
     "nondeterministic",
 })  # fmt: skip
 """Kinds that this store says of a run by ``add``. A ledger may be told any other, and none of these comes from outside."""
