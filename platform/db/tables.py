@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Every schema this version knows, oldest first; a test compares them with the migrations."""
 
 VERSION_TABLE = "jurat_alembic_version"
@@ -587,6 +587,64 @@ audit = sa.Table(
     sa.Column("request_id", Text, nullable=False),
     sa.Column("outcome", Text, nullable=False),
     sa.Index(None, "at"),
+    sqlite_strict=True,
+)
+
+rescore = sa.Table(
+    "rescore",
+    metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("from_version", Text, nullable=False),
+    sa.Column("to_version", Text, nullable=False),
+    sa.Column("selection", Json, nullable=False),  # runs, filter and sample, as asked
+    sa.Column("state", Text, nullable=False),
+    sa.Column("done", Whole, nullable=False, default=0),  # samples, of ``total``
+    sa.Column("total", Whole),
+    sa.Column("lease_owner", Text),
+    sa.Column("lease_until", Whole),
+    sa.Column("report", Text),  # digest of the blob
+    sa.Column("verdict", Text),
+    sa.Column("created", Whole, nullable=False),
+    sa.Column("created_by", Text, nullable=False, default=""),
+    sa.Column("ended", Whole),
+    sa.CheckConstraint("state IN ('running','interrupted','finished','failed')", name="state"),
+    sa.CheckConstraint("verdict IN ('compatible','minor','breaking')", name="verdict"),
+    sa.ForeignKeyConstraint(["report"], ["blob.digest"]),
+    sa.Index(None, "from_version"),
+    sa.Index(None, "to_version"),
+    sqlite_strict=True,
+)
+
+alarm = sa.Table(
+    "alarm",
+    metadata,
+    _key(),
+    _run(),
+    sa.Column("rule", Text, nullable=False),
+    sa.Column("version", Text, nullable=False, default=""),  # of the verifier that it is about, if of one
+    sa.Column("severity", Text, nullable=False),
+    sa.Column("stage", Text, nullable=False, default=""),
+    sa.Column("first_step", Whole, nullable=False),
+    sa.Column("last_step", Whole, nullable=False),
+    sa.Column("state", Text, nullable=False),
+    sa.Column("evidence", Json, nullable=False),
+    sa.Column("opened", Whole, nullable=False),
+    sa.Column("closed", Whole),
+    sa.Column("acked_by", Text),
+    sa.CheckConstraint("state IN ('open','acked','closed')", name="state"),
+    sa.CheckConstraint("severity IN ('info','warning','critical')", name="severity"),
+    sa.CheckConstraint("(closed IS NOT NULL) = (state = 'closed')", name="closed"),
+    sa.Index(
+        "ux_alarm_open",
+        "run_pk",
+        "rule",
+        "version",
+        unique=True,
+        sqlite_where=sa.text("state <> 'closed'"),
+        postgresql_where=sa.text("state <> 'closed'"),
+    ),
+    sa.Index(None, "run_pk", "first_step"),
+    _of_run(),
     sqlite_strict=True,
 )
 
