@@ -280,6 +280,23 @@ class Jurat(Side):
         return len(wire.get("GET", f"/api/v1/runs/{run}/metrics/loss?max_points=320")["buckets"])
 
 
+def _empty_database(side: Jurat, scratch: Path, name: str) -> str:
+    """URL of a database that holds nothing, beside that of ``side``."""
+    import sqlalchemy as sa
+
+    url: str | None = side.database  # type: ignore[attr-defined]
+    if url is None:
+        for left in scratch.glob(f"{name}.db*"):
+            left.unlink()
+        return f"sqlite:///{scratch / name}.db"
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sa.text(f"DROP DATABASE IF EXISTS {name}"))
+        connection.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE template0"))
+    engine.dispose()
+    return sa.make_url(url).set(database=name).render_as_string(hide_password=False)
+
+
 class Mlflow(Side):
     API = "/api/2.0/mlflow"
 
@@ -1033,7 +1050,8 @@ def service_away(home: Path, seconds: float, database: str | None = None) -> Awa
 
 def outage(bench: Bench) -> None:
     for side in bench.ours():
-        found = service_away(bench.scratch / f"away-{side.name}-{os.getpid()}", bench.args.outage, side.database)  # type: ignore[attr-defined]
+        database = side.database and _empty_database(side, bench.scratch, "away")  # type: ignore[attr-defined]
+        found = service_away(bench.scratch / f"away-{side.name}-{os.getpid()}", bench.args.outage, database)
         print(f"  {side.name}: {found}", flush=True)
         bench.figures.add("away: lost or double", side.name, found.missing + found.disorder + found.left)
         bench.figures.add("away: facts spooled", side.name, found.spooled)
@@ -1226,7 +1244,7 @@ def migrate(bench: Bench) -> None:
 
     names, steps = 100, bench.args.points // 100
     for side in bench.ours():
-        url = _empty_database(side, bench.scratch)
+        url = _empty_database(side, bench.scratch, "migrate")
         engine = connect(url)
         upgrade_to(engine, "0001")
         with writing(engine) as connection:
@@ -1266,23 +1284,6 @@ _OLD = (
     "SELECT 1, k.pk, 0, s.n, 12, CAST(s.n * 7919 % 10007 AS DOUBLE PRECISION) FROM metric_key k CROSS JOIN s WHERE k.pk <= :names",
 )
 """A run of schema 0001 and its points."""
-
-
-def _empty_database(side: Jurat, scratch: Path) -> str:
-    import sqlalchemy as sa
-
-    url: str | None = side.database  # type: ignore[attr-defined]
-    if url is None:
-        path = scratch / "migrate.db"
-        for left in scratch.glob("migrate.db*"):
-            left.unlink()
-        return f"sqlite:///{path}"
-    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(sa.text("DROP DATABASE IF EXISTS migrate"))
-        connection.execute(sa.text("CREATE DATABASE migrate TEMPLATE template0"))
-    engine.dispose()
-    return sa.make_url(url).set(database="migrate").render_as_string(hide_password=False)
 
 
 # ---- the table ---------------------------------------------------------------------------------------------------
