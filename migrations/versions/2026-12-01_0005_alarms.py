@@ -33,7 +33,7 @@ def upgrade() -> None:
         sa.Column("created_by", TEXT, nullable=False),
         sa.Column("ended", WHOLE, nullable=True),
         sa.CheckConstraint(
-            "state IN ('running','interrupted','finished','failed')", name=op.f("ck_rescore_state")
+            "state IN ('queued','running','interrupted','finished','failed')", name=op.f("ck_rescore_state")
         ),
         sa.CheckConstraint("verdict IN ('compatible','minor','breaking')", name=op.f("ck_rescore_verdict")),
         sa.ForeignKeyConstraint(["report"], ["blob.digest"], name="fk_rescore_report"),

@@ -607,7 +607,7 @@ rescore = sa.Table(
     sa.Column("created", Whole, nullable=False),
     sa.Column("created_by", Text, nullable=False, default=""),
     sa.Column("ended", Whole),
-    sa.CheckConstraint("state IN ('running','interrupted','finished','failed')", name="state"),
+    sa.CheckConstraint("state IN ('queued','running','interrupted','finished','failed')", name="state"),
     sa.CheckConstraint("verdict IN ('compatible','minor','breaking')", name="verdict"),
     sa.ForeignKeyConstraint(["report"], ["blob.digest"]),
     sa.Index(None, "from_version"),

@@ -268,6 +268,8 @@ _FACTS: Mapping[str, Any] = {
     "model_version": _rows(t.model_version, t.model_version.c.digest, "name"),
     "environment": _rows(t.environment, t.environment.c.digest, "git_commit", "patch"),
     "export": lambda connection, ids: [],
+    "rescore": _rows(t.rescore, t.rescore.c.id, "from_version", "to_version", "state", "verdict", "created"),
+    "data_part": _rows(t.data_part, t.data_part.c.digest, "kind", "rows", "step_min", "step_max"),
 }
 
 
