@@ -67,6 +67,7 @@ def rescore(
     Nothing that is stored is written over. Interrupted, the same command goes on where it was.
     """
     from jurat.platform.provenance import versions
+    from jurat.platform.runs.rescores import Selection
     from jurat.trainers import rescore as scoring
     from jurat.trainers.drift import Gate
     from jurat.verifiers.audit import parse_args
@@ -78,7 +79,7 @@ def rescore(
         )
     with terminal.store(database) as store, ExitStack() as stack:
         old = store.read(lambda connection: versions.version(connection, from_))
-        selection = scoring.Selection(
+        selection = Selection(
             runs=tuple(store.run(name).id for name in runs), where=where, sample=sample, seed=seed, threshold=threshold,
             stratify=tuple(each.strip() for each in stratify.split(",") if each.strip()), again=again,
         )  # fmt: skip
@@ -155,7 +156,8 @@ class _Filter:
         from jurat.api.server.reader import ROLLOUTS, matching
 
         found: set[str] = set()
-        query = sa.select(ROLLOUTS.c.rollout_id).select_from(ROLLOUTS).where(self._condition)
+        query = sa.select(ROLLOUTS.c.rollout_id).select_from(ROLLOUTS)
+        query = query if self._condition is None else query.where(self._condition)
         for first in range(0, len(parts), _PARTS):
             try:
                 found.update(

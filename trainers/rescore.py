@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from jurat.platform.provenance.records import Node, VerifierFacts, Version
 from jurat.platform.recipe import Member, Recipe, RewardPart
 from jurat.platform.runs import rescores, rollouts
 from jurat.platform.runs.records import Part, RunInfo
-from jurat.platform.runs.rescores import Rescore
+from jurat.platform.runs.rescores import STRATIFY, Rescore, Selection
 from jurat.platform.runs.store import Store
 from jurat.platform.types import (
     Allocation,
@@ -65,7 +65,6 @@ WORST = 50
 TEXT, PROMPT, TRACE = 4000, 2000, 2000
 """Characters of a completion, a prompt and a trace in the report."""
 BEAT_SECONDS = 10.0
-STRATIFY = ("source", "length", "step", "difficulty")
 STRATA = (*STRATIFY, "finish")
 METRICS = (
     "n", "coverage", "flip_rate", "flip_rate_high", "flip_up_rate", "flip_down_rate", "mcnemar_p", "status_change_rate",
@@ -76,33 +75,6 @@ METRICS = (
 Rows = NDArray[np.int64]
 Choose = Callable[[RunInfo, Sequence[Part]], frozenset[str]]
 """Ids of the rollouts that a filter lets through."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """Which stored rollouts, and how they are compared: with the two versions it is what a re-scoring is known by."""
-
-    runs: tuple[str, ...]
-    where: str = ""
-    """A filter of rollouts, as of ``GET /runs/{run}/rollouts``."""
-    sample: int | None = None
-    """About so many, in whole groups: the first with which the number is reached in each stratum."""
-    stratify: tuple[str, ...] = ("source", "length")
-    seed: int = 0
-    threshold: float = 0.5
-    """Scores from it on pass."""
-    again: bool = False
-    """Judge with the old version too: what differs from the stored verdicts is the environment's doing."""
-
-    def __post_init__(self) -> None:
-        if wrong := set(self.stratify) - set(STRATIFY):
-            raise ConfigError(f"no stratum {min(wrong)!r}", where="--stratify", fix=", ".join(STRATIFY))
-        if not self.runs:
-            raise ConfigError("no run is named", where="--runs", fix="--runs RUN, as often as there are")
-
-    def as_json(self) -> dict[str, Any]:
-        made = asdict(self)
-        return {**made, "runs": sorted(set(self.runs)), "stratify": sorted(self.stratify)}
 
 
 # ---- the verifier ------------------------------------------------------------------------------------------------
@@ -440,7 +412,8 @@ def rescore(
         made = _work(store, here, owner, old, new, selection, again, choose, told)
     except BaseException as error:
         state: rescores.State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        store.write(lambda connection: rescores.end(connection, here.id, owner, state))
+        detail = error.what if isinstance(error, JuratError) else repr(error)
+        store.write(lambda connection: rescores.end(connection, here.id, owner, state, detail=detail[:500]))
         raise
     return Done(rescore=store.read(lambda connection: rescores.find(connection, here.id)), report=made)
 
@@ -757,11 +730,11 @@ def _groups(
     by: dict[int, list[int]] = {}
     for row, number in enumerate(of.group.tolist()):
         by.setdefault(number, []).append(row)
-    chosen, judged = frozenset(of.chosen.tolist()), frozenset(of.old)
+    chosen = frozenset(of.chosen.tolist())
     members = labels(part.members)
     out = []
     for rows in by.values():
-        if not judged.intersection(rows):
+        if not chosen.intersection(rows):
             continue
         if not all(row in chosen and of.ids[row] in told for row in rows):
             counts["incomplete"] += 1

@@ -23,6 +23,7 @@ def upgrade() -> None:
         sa.Column("to_version", TEXT, nullable=False),
         sa.Column("selection", JSON, nullable=False),
         sa.Column("state", TEXT, nullable=False),
+        sa.Column("detail", TEXT, server_default=sa.text("''"), nullable=False),
         sa.Column("done", WHOLE, nullable=False),
         sa.Column("total", WHOLE, nullable=True),
         sa.Column("lease_owner", TEXT, nullable=True),

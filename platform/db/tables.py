@@ -598,6 +598,7 @@ rescore = sa.Table(
     sa.Column("to_version", Text, nullable=False),
     sa.Column("selection", Json, nullable=False),  # runs, filter and sample, as asked
     sa.Column("state", Text, nullable=False),
+    sa.Column("detail", Text, nullable=False, default="", server_default=sa.text("''")),  # why it failed
     sa.Column("done", Whole, nullable=False, default=0),  # samples, of ``total``
     sa.Column("total", Whole),
     sa.Column("lease_owner", Text),

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -44,6 +44,38 @@ SCHEMA = pa.schema(
 _r = t.rescore.c
 
 
+STRATIFY = ("source", "length", "step", "difficulty")
+"""What a sample may be spread over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which stored rollouts, and how they are compared: with the two versions it is what a re-scoring is known by."""
+
+    runs: tuple[str, ...]
+    where: str = ""
+    """A filter of rollouts, as of ``GET /runs/{run}/rollouts``."""
+    sample: int | None = None
+    """About so many, in whole groups: the first with which the number is reached in each stratum."""
+    stratify: tuple[str, ...] = ("source", "length")
+    seed: int = 0
+    threshold: float = 0.5
+    """Scores from it on pass."""
+    again: bool = False
+    """Judge with the old version too: what differs from the stored verdicts is the environment's doing."""
+
+    def __post_init__(self) -> None:
+        if wrong := sorted(set(self.stratify) - set(STRATIFY)):
+            what = f"no stratum is called {wrong[0]!r}.{nearest(wrong[0], STRATIFY)}"
+            raise ConfigError(what, where="stratify", fix=", ".join(STRATIFY))
+        if not self.runs:
+            raise ConfigError("no run is named", where="runs", fix="name at least one")
+
+    def as_json(self) -> dict[str, Any]:
+        made = asdict(self)
+        return {**made, "runs": sorted(set(self.runs)), "stratify": sorted(self.stratify)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rescore:
     """One question about stored rollouts, and how far its answer is. Times are UTC epoch microseconds."""
@@ -54,6 +86,8 @@ class Rescore:
     to_version: str
     selection: Mapping[str, Any]
     state: State
+    detail: str
+    """Why it failed."""
     done: int
     """Samples, of ``total``."""
     total: int | None
@@ -91,7 +125,7 @@ def ask(
     }  # fmt: skip
     insert_new(connection, t.rescore, [row])
     free = sa.or_(_r.lease_until.is_(None), _r.lease_until < at)
-    connection.execute(sa.update(t.rescore).where(_r.id == name, free).values(state="queued"))
+    connection.execute(sa.update(t.rescore).where(_r.id == name, free).values(state="queued", detail=""))
     return find(connection, name)
 
 
@@ -108,7 +142,7 @@ def take(connection: sa.Connection, name: str, by: str) -> None:
     connection.execute(
         sa.update(t.rescore)
         .where(_r.id == name)
-        .values(state="running", lease_owner=by, lease_until=until, ended=None, done=0, total=None)
+        .values(state="running", detail="", lease_owner=by, lease_until=until, ended=None, done=0, total=None)
     )
 
 
@@ -140,13 +174,20 @@ def end(
     by: str,
     state: State,
     *,
+    detail: str = "",
     report: str | None = None,
     verdict: str | None = None,
 ) -> None:
     """Only by the process that holds it. A report of before stays where there is no new one."""
     values: dict[str, Any] = {"state": state, "ended": now(connection), "lease_owner": None, "lease_until": None}
-    values |= {"report": report, "verdict": verdict} if report is not None else {}
+    values |= {"detail": t.visible(detail), **({} if report is None else {"report": report, "verdict": verdict})}
     connection.execute(sa.update(t.rescore).where(_r.id == name, _r.lease_owner == by).values(**values))
+
+
+def never_began(connection: sa.Connection, name: str, detail: str) -> None:
+    """Its process ended without taking it."""
+    values = {"state": "failed", "detail": t.visible(detail), "ended": now(connection)}
+    connection.execute(sa.update(t.rescore).where(_r.id == name, _r.state == "queued").values(**values))
 
 
 def find(connection: sa.Connection, named: str) -> Rescore:
