@@ -18,12 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from jurat import __version__
@@ -57,6 +56,9 @@ from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.samples import Algorithm
 from jurat.verifiers.judge import LocalJudge, build_judge
 from jurat.verifiers.reward import combine, labels
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 SCHEMA = 1
 """Of the report."""
