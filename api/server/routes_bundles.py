@@ -13,21 +13,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from starlette.responses import StreamingResponse
 
-from jurat.api.server import bodies, search, shapes
+from jurat.api.server import bodies, search, shapes, strict
 from jurat.api.server.access import Principal
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.service import CanRead, Here, Service, denied, etag, once, principal_of, run_named
 from jurat.api.server.shapes import tell
-from jurat.api.server.strict import StrictRoute
 from jurat.platform.errors import NameTaken
 from jurat.platform.provenance import bundle, points, prov
 from jurat.platform.runs.disk import spare
 from jurat.platform.runs.records import RunInfo
 
-router = APIRouter(tags=["provenance"], route_class=StrictRoute)
+router = strict.routes("provenance")
 
 _PIECE = 1 << 20
 _MEDIA = {"bundle": "application/x-tar", "prov-json": "application/json", "parquet": "application/vnd.apache.parquet",

@@ -6,7 +6,8 @@
                        +-> spool file, by the caller         kept and tried again       spool file, drained later
 
 Records are gathered for a second, unless somebody waits or many came. ``flush`` returns when everything recorded before it
-is committed, or fsynced in the spool, or known to be lost, which is logged. While the database is known to be away it asks the spool alone, so that no checkpoint waits for a dead service.
+is committed, or fsynced in the spool, or known to be lost, which is logged. While the database is known to be away it
+asks the spool alone, so that no checkpoint waits for a dead service.
 """
 
 from __future__ import annotations
