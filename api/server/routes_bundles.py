@@ -29,17 +29,21 @@ from jurat.platform.runs.records import RunInfo
 router = strict.routes("provenance")
 
 _PIECE = 1 << 20
+WAIT_SECONDS = 5.0
+"""For others that are exporting."""
 _MEDIA = {"bundle": "application/x-tar", "prov-json": "application/json", "parquet": "application/vnd.apache.parquet",
           "csv": "text/csv; charset=utf-8"}  # fmt: skip
 _ENDING = {"bundle": "tar", "prov-json": "prov.json", "parquet": "parquet", "csv": "csv"}
 _importing = threading.Lock()
+_exporting = threading.BoundedSemaphore(2)
+"""Each may hold all points of a run in memory until its first piece is sent."""
 
 
 @router.get(
     "/runs/{run}:export",
     summary="A run as one file",
     responses={
-        **responses(),
+        **responses("too-many-requests"),
         200: {"description": "The file", "content": {each.partition(";")[0]: {} for each in _MEDIA.values()}},
     },
 )
@@ -60,7 +64,12 @@ def export(
         "Content-Security-Policy": "sandbox; default-src 'none'",
     }
     made = _exported(service, found, format, weights)
-    first = next(made, b"")  # what cannot be read at all is a problem, not a file that ends early
+    if not _exporting.acquire(timeout=WAIT_SECONDS):
+        raise Problem("too-many-requests", "two other exports are being made", headers={"Retry-After": "5"})
+    try:
+        first = next(made, b"")  # what cannot be read at all is a problem, not a file that ends early
+    finally:
+        _exporting.release()
     return StreamingResponse(chain([first], made), headers=headers, media_type=_MEDIA[format])
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import sqlalchemy as sa
 from fastapi import Query, Request, Response
 
-from jurat.api.server import pages, shapes, strict
+from jurat.api.server import pages, search, shapes, strict
 from jurat.api.server.access import Principal
 from jurat.api.server.facts import is_fact
 from jurat.api.server.problems import Problem, responses
@@ -205,6 +205,7 @@ def last_metrics(
     """With the least and the most of all values; `names`, joined by commas, chooses some."""
     found = run_named(service, run)
     wanted = [name.strip() for name in names.split(",") if name.strip()] or None
+    search.refuse_unknown(service.store, wanted or (), "names")
     latest = service.store.read(lambda c: metrics.latest(c, [found.pk], wanted))[found.pk]
     made = {
         name: {"step": v.step, "at": v.at, "value": number(v.value), "min": number(v.least), "max": number(v.most)}
@@ -228,6 +229,7 @@ def history(
     page_token: PageToken = None,
 ) -> Response:
     found = run_named(service, run)
+    search.refuse_unknown(service.store, [name], "name")
     if max_points is not None:
         buckets, slow = service.store.read(
             lambda c: (

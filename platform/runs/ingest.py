@@ -16,7 +16,7 @@ import sqlite3
 import weakref
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -400,10 +400,3 @@ def _fold_postgres(connection: sa.Connection, folded: _Folded) -> None:
     connection.exec_driver_sql(
         _POSTGRES_FOLD, tuple(packed(column) for column in itertools.chain.from_iterable(folded))
     )
-
-
-def insert(connection: sa.Connection, run_pk: int, rows: Collection[Mapping[str, Any]]) -> None:
-    """rows: segment, step, at, name, value (float). The segments are there already."""
-    insert_points(connection, run_pk, [
-        (row["segment"], row["step"], row["at"], t.visible(row["name"]), row["value"]) for row in rows
-    ])  # fmt: skip

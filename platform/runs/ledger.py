@@ -550,7 +550,9 @@ def insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op], *, epoch: 
             sql.insert_facts(connection, table, run_pk, rows.pop(kind))
     point("ledger.mid_commit")
     if "metric" in rows:
-        ingest.insert(connection, run_pk, [{**row, "value": float(row["value"])} for row in rows.pop("metric")])
+        ingest.insert_points(connection, run_pk, [
+            (row["segment"], row["step"], row["at"], t.visible(row["name"]), float(row["value"])) for row in rows.pop("metric")
+        ])  # fmt: skip
     if "event" in rows:
         events.insert(connection, run_pk, rows.pop("event"))
     for row in rows.pop("end", []):
