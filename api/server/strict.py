@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.dependencies.utils import get_flat_dependant
 from fastapi.routing import APIRoute
 
@@ -30,6 +30,11 @@ class StrictRoute(APIRoute):
             return await handle(StrictRequest(request.scope, request.receive))
 
         return strictly
+
+
+def routes(tag: str) -> APIRouter:
+    """Every router of the API is made here: one of another class would let misspelt parameters through."""
+    return APIRouter(tags=[tag], route_class=StrictRoute)
 
 
 def refuse_unknown(request: Request, known: list[str]) -> None:

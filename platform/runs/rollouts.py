@@ -30,6 +30,7 @@ from jurat.platform.db.tables import plain
 from jurat.platform.errors import DataError
 from jurat.platform.faults import point
 from jurat.platform.runs import bloom
+from jurat.platform.runs.disk import opened
 from jurat.platform.runs.records import Part, RunInfo
 from jurat.platform.runs.store import Store
 from jurat.platform.types import (
@@ -589,7 +590,7 @@ def locate(run: RunInfo, relative: str) -> Path:
 
 
 def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
