@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
-from jurat.api.server import filters, reader, shapes
+from jurat.api.server import filters, reader, shapes, strict
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.service import CanLaunch, CanRead, CanReadData, Here, Service, once, run_named
 from jurat.api.server.shapes import tell
-from jurat.api.server.strict import StrictRoute
 from jurat.platform.errors import ConfigError
 from jurat.platform.provenance import blobs, versions
 from jurat.platform.runs import rescores
 
-router = APIRouter(tags=["rescores"], route_class=StrictRoute)
+router = strict.routes("rescores")
 
 
 def _told(found: rescores.Rescore) -> dict[str, Any]:
