@@ -761,6 +761,9 @@ def _groups(
                 allocation=Allocation(samples=len(own), reason="", evidence=evidence),
                 baseline=next((each for each, baseline in made if baseline), None),
             ))  # fmt: skip
+            if all((of.status[row], of.score[row]) == told[of.ids[row]][:2] for row in rows):
+                sides *= 2  # nothing was said otherwise
+                break
         if len(sides) < 2:
             counts["reward_unknown"] += 1  # of another reward than the recipe's, as after an accepted change
             continue

@@ -98,9 +98,9 @@ def resolve(connection: sa.Connection, named: str) -> Node:
         raise ConfigError(
             "nothing in the record has this digest", where=named, fix="jurat runs show lists those of a run"
         )
-    runs = list(connection.execute(sa.select(t.run.c.id).where(t.run.c.id == named)).scalars())
-    if runs:
-        return Node(kind="run", id=named)
+    for kind, column in (("run", t.run.c.id), ("rescore", t.rescore.c.id)):
+        if connection.execute(sa.select(column).where(column == named)).first() is not None:
+            return Node(kind=kind, id=named)
     if Path(named).is_dir():
         raise ConfigError(
             f"{named} is no checkpoint's folder and no segment of a run", where=named,

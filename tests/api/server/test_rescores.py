@@ -70,6 +70,9 @@ def test_the_gate_and_the_page(jurat: Any, home: Path, tmp_path: Path) -> None:
     assert style is not None and "url(" not in style[1] and "@import" not in style[1]
     assert text.count("<details>") == len(report["worst"]) > 5
 
+    told = jurat("lineage", "of", report["id"], "--home", home)
+    assert told.code == 0 and report["id"] in told.out and report["to"]["digest"] in told.out
+
     done = jurat(*asked(home, "--fail-if", "coverage<1"))
     assert done.code == 0 and "verdict" in done.out and "0 to 1" in done.out and "\x1b[2J" not in done.out
     for words, said in (
