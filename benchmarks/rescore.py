@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -74,13 +75,17 @@ def answer(of: Problem, rng: random.Random) -> str:
 
 def make(
     store: Store, count: int, *, old: str = "number", files: tuple[Path, ...] = (), name: str = "bench",
-    prompts: int = PROMPTS, seed: int = 0,
+    prompts: int = PROMPTS, seed: int = 0, reward: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:  # fmt: skip
-    """A run with ``count`` stored rollouts that ``old`` judged; the digest of its version."""
+    """A run with ``count`` stored rollouts that ``old`` judged, as part of ``reward``; the digest of its version."""
     rng = random.Random(seed)
-    part = RewardPart(workers=2)
+    part = RewardPart.model_validate({**reward, "workers": 2})
     run = store.create_run(
-        recipe=Recipe.model_validate(RECIPE), recipe_digest="", reward_digest="reward", meta={}, run_id=name
+        recipe=Recipe.model_validate({**RECIPE, "reward": part.model_dump()}),
+        recipe_digest="",
+        reward_digest="reward",
+        meta={},
+        run_id=name,
     )
     store.set_state(run, "running")
     with build_judge(RewardPart(members=(Member(use=old),), workers=2), user_files=files) as own:

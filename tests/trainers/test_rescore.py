@@ -260,3 +260,38 @@ def test_texts_that_were_not_kept_are_no_verdicts(tmp_path: Path, monkeypatch: p
     assert 0.3 < report["metrics"]["coverage"] < 0.7
     assert report["counts"]["without_text_or_lost"] == COUNT - report["counts"]["covered"] > 0
     store.close()
+
+
+def test_other_members_keep_their_scores(tmp_path: Path) -> None:
+    """A style member of weight 1/4 and a gate: rewards are combined anew, with the outcome's new verdicts alone."""
+    members = [
+        {"use": "problem", "weight": 1.0},
+        {"use": "length", "role": "style", "weight": 0.25, "args": {"max": 200}},
+    ]
+    store = Store.open(None, tmp_path / "home")
+    bench.make(store, COUNT, prompts=8, reward={"members": members})
+    report = scored(store).report
+    groups: dict[str, list[tuple[float, float]]] = {}
+    with scoring.opened(store, "math", args={}) as new:
+        for record in stored(store):
+            rollout, judgement = record.scored.rollout, record.scored.judgement
+            style = judgement.verdicts["length"].score
+            now = new.judge.verdict(rollout.problem, rollout.text).score
+            assert style is not None and now is not None and judgement.reward.value is not None
+            groups.setdefault(rollout.problem.id, []).append((judgement.reward.value, now + 0.25 * style))
+    sides = [tuple(np.array(side) for side in zip(*some, strict=True)) for some in groups.values()]
+    counts = report["training"]["counts"]
+    assert counts["groups"] == len(sides) and counts["reward_unknown"] == 0
+    assert counts["std_lost"] == sum(np.ptp(a) > 0 and np.ptp(b) == 0 for a, b in sides)
+    signs = sum(int((np.sign(np.round(grpo(a), 9)) != np.sign(np.round(grpo(b), 9))).sum()) for a, b in sides)
+    assert counts["sign_changed"] == signs > 0
+    shift = np.mean([b.max() - a.max() for a, b in sides])
+    assert report["metrics"]["best_shift"] == pytest.approx(shift)
+
+    with store.engine.begin() as connection:  # a recipe that does not make the stored rewards
+        recipe = connection.execute(sa.select(t.run.c.recipe)).scalar_one()
+        recipe["reward"]["members"][1]["weight"] = 0.5
+        connection.execute(sa.update(t.run).values(recipe=recipe))
+    counts = scored(store).report["training"]["counts"]
+    assert counts["reward_unknown"] > 0 and counts["groups"] + counts["reward_unknown"] == len(sides)
+    store.close()
