@@ -25,7 +25,9 @@ class Rescorings:
     def __init__(self, store: Store, files: Sequence[str] = ()) -> None:
         self._store, self._files = store, tuple(files)
         self._lock = threading.Lock()
-        self._name, self._child, self._watch = "", None, None  # type: str, subprocess.Popen[bytes] | None, threading.Thread | None
+        self._name = ""
+        self._child: subprocess.Popen[bytes] | None = None
+        self._watch: threading.Thread | None = None
 
     def start(self, name: str, words: Sequence[str], database: str | None) -> None:
         """Nothing where this one goes on already. Raises Problem where another one does."""
