@@ -35,7 +35,9 @@ class Rescorings:
             if self._child is not None and self._child.poll() is None:
                 if self._name == name:
                     return
-                raise Problem("conflict", f"re-scoring {self._name} goes on; one at a time", headers={"Retry-After": "30"})
+                raise Problem(
+                    "conflict", f"re-scoring {self._name} goes on; one at a time", headers={"Retry-After": "30"}
+                )
             log = self._store.home / "logs" / f"{name}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-m", "jurat", "--home", str(self._store.home), "rescore", *words]
