@@ -396,10 +396,9 @@ def _reloaded(run: RunInfo) -> list[str]:
         except JuratError as error:
             out.append(f"{what}{error.what}")
             continue
-        if list(then[place : place + 1]) != [found.reward]:
-            out.append(
-                f"{what}the reward was {(then[place] if place < len(then) else '?')[:19]}..., now it is {found.reward[:19]}..."
-            )
+        recorded = then[place] if place < len(then) else "?"
+        if recorded not in found.same_as:
+            out.append(f"{what}the reward was {recorded[:19]}..., now it is {found.reward[:19]}...")
     return out
 
 

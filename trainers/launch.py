@@ -195,9 +195,9 @@ def reward_change(store: Store, run: RunInfo, prepared: Sequence[Prepared], base
     pinned = run.meta.get("rewards")
     said: list[str] = []
     for place, stage in enumerate(prepared):
-        if pinned is None or pinned[place : place + 1] == [stage.reward]:
+        before = pinned[place] if pinned and place < len(pinned) else ""
+        if pinned is None or before in stage.same_as:
             continue
-        before = pinned[place] if place < len(pinned) else ""
         whole = with_sources(stage, {facts.digest for facts in stage.facts}, base)
         found = ingredients(whole)
         said.append(store.read(lambda connection, b=before, f=found: drift.difference(connection, b, f)))  # type: ignore[misc]

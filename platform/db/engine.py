@@ -143,9 +143,12 @@ def _server_events(engine: sa.Engine, busy_seconds: float, durable: bool) -> Non
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """One consistent snapshot."""
-    with engine.connect() as connection, connection.begin():
-        yield connection
+    """One consistent snapshot, however many statements look at it."""
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execution_options(isolation_level="REPEATABLE READ")
+        with connection.begin():
+            yield connection
 
 
 _AFTER = "jurat_after_commit"

@@ -9,7 +9,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from jurat.platform.canonical import digest
-from jurat.platform.provenance import blobs, folders, seal
+from jurat.platform.provenance import blobs, folders, seal, versions
 from jurat.platform.provenance.lineage import NO_WEIGHTS, damaged, made_of
 from jurat.platform.runs import events, ingest, metrics
 from jurat.platform.runs.records import RunInfo
@@ -61,8 +61,10 @@ def verify(store: Store, run: RunInfo) -> Report:
 
 
 def _contents(connection: sa.Connection, run: RunInfo) -> Iterator[str]:
-    """Sources of verifiers and patches that are not what their digest says."""
+    """Rewards, sources of verifiers and patches that are not what their digest says."""
     for node, said in made_of(connection, run).nodes.items():
+        if node.kind == "reward_spec" and (wrong := versions.unlike(connection, node.id)):
+            yield f"{node.kind} {node.id}: {wrong}"
         named = said.get({"verifier_version": "source", "environment": "patch"}.get(node.kind, ""))
         content = blobs.get(connection, named) if named else None
         if named and content is None:

@@ -176,9 +176,11 @@ class RunLedger:
         self._put(batch, size)
 
     @_timed
-    def record_advantages(self, step: int, advantages: Mapping[str, FloatArray]) -> None:
+    def record_advantages(
+        self, step: int, advantages: Mapping[str, FloatArray], optimised: Mapping[str, float]
+    ) -> None:
         size = sum(each.nbytes + 200 for each in advantages.values())
-        self._put(Advantages(step=step, of=dict(advantages)), size)
+        self._put(Advantages(step=step, of=dict(advantages), optimised=dict(optimised)), size)
 
     @_timed
     def record_step(self, report: StepReport) -> None:

@@ -23,6 +23,7 @@ from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.identity import Identity
+from jurat.platform.identity.rewards import reward_digest
 from jurat.platform.provenance import bundle, drift, edges, environment, folders, lineage, points, prov, seal, versions
 from jurat.platform.provenance.edges import segment_node
 from jurat.platform.provenance.records import Edge, Ingredients, Node, Observation, VerifierFacts
@@ -292,6 +293,37 @@ def test_a_finished_run_is_sealed_row_by_row(store: Store, trained: Any, tmp_pat
             connection.execute(sa.text(f"UPDATE {table} SET {change}"))
             assert [fault.partition(":")[0] for fault in seal.broken(connection, run)] == [table], change
             transaction.rollback()
+
+
+def test_what_is_stored_of_a_reward_is_held_to_its_digest(store: Store, trained: Any) -> None:
+    used = (_facts(), _facts("length", "return 2", role="style", weight=0.25))
+    members = [{"use": f.name, "role": f.role, "weight": f.weight, "gate": None, "args": {"n": 1}} for f in used]
+    spec = {
+        "schema": 2,
+        "members": members,
+        "combine": "sum",
+        "on_undecided": "exclude",
+        "normalise": None,
+        "shaping": None,
+    }
+    named = reward_digest(spec, [(f.label, f.name, f.digest) for f in used])
+    run = trained("one", dataclasses.replace(_made(*used), spec=spec, reward=named))
+    assert verify(store, run).faults == ()
+    changed = "CAST(spec AS TEXT)" if store.engine.dialect.name == "postgresql" else "spec"
+    back = "AS JSONB" if store.engine.dialect.name == "postgresql" else "AS TEXT"
+    for change in (
+        "reward_member SET weight = 0.5 WHERE position = 1", "reward_member SET role = 'safety' WHERE position = 0",
+        "reward_member SET label = 'x' WHERE position = 0", "reward_member SET verifier = 'x' WHERE position = 0",
+        f"reward_member SET version_digest = '{used[0].digest}' WHERE position = 1",
+        f"reward_spec SET spec = CAST(REPLACE({changed}, 'exclude', 'zero') {back})",
+    ):  # fmt: skip
+        with store.engine.connect() as connection, connection.begin() as transaction:
+            connection.execute(sa.text(f"UPDATE {change}"))
+            assert versions.unlike(connection, named), change
+            transaction.rollback()
+    store.write(lambda c: c.execute(sa.text("DELETE FROM reward_member WHERE position = 1")))
+    (fault,) = verify(store, run).faults
+    assert fault.startswith(f"reward_spec {named}: its members and their versions make sha256:")
 
 
 def test_what_searches_read_is_held_to_the_points(store: Store, trained: Any) -> None:
