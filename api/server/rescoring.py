@@ -25,7 +25,9 @@ class Rescorings:
     def __init__(self, store: Store, files: Sequence[str] = ()) -> None:
         self._store, self._files = store, tuple(files)
         self._lock = threading.Lock()
-        self._name, self._child, self._watch = "", None, None  # type: str, subprocess.Popen[bytes] | None, threading.Thread | None
+        self._name = ""
+        self._child: subprocess.Popen[bytes] | None = None
+        self._watch: threading.Thread | None = None
 
     def start(self, name: str, words: Sequence[str], database: str | None) -> None:
         """Nothing where this one goes on already. Raises Problem where another one does."""
@@ -33,7 +35,9 @@ class Rescorings:
             if self._child is not None and self._child.poll() is None:
                 if self._name == name:
                     return
-                raise Problem("conflict", f"re-scoring {self._name} goes on; one at a time", headers={"Retry-After": "30"})
+                raise Problem(
+                    "conflict", f"re-scoring {self._name} goes on; one at a time", headers={"Retry-After": "30"}
+                )
             log = self._store.home / "logs" / f"{name}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-m", "jurat", "--home", str(self._store.home), "rescore", *words]
