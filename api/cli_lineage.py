@@ -1,4 +1,4 @@
-"""``jurat lineage of|uses|affected``, ``jurat diff``, ``jurat reproduce``, ``jurat runs verify|export|import``,
+"""``jurat lineage of|uses|affected``, ``jurat diff``, ``jurat reproduce``, ``jurat runs verify|seal|export|import``,
 ``jurat verifiers versions|status``: what a number was made of, and what a bad verifier touched."""
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def register(app: typer.Typer) -> None:
 def of_runs(group: typer.Typer) -> None:
     """Add what belongs under ``jurat runs``."""
     group.command("verify")(verify)
+    group.command("seal")(seal_run)
     group.command("export")(export)
     group.command("import")(import_bundle)
     group.command("fork")(fork)
@@ -471,6 +472,30 @@ def verify(
         told = f"{report.events} events, {report.points} points, {report.parts} parts, {report.checkpoints} checkpoints"
         typer.echo(f"{told}: {'as recorded' if report.whole else f'{len(report.faults)} faults'}")
     if not report.whole:
+        raise typer.Exit(1)
+
+
+def seal_run(run: Run, database: terminal.Database = None, as_json: terminal.AsJson = False) -> None:
+    """Seal a finished run whose process was killed before it could, and write the record beside it. What is not as it was
+    recorded is not sealed: exit code 1 names it."""
+    from jurat.platform.provenance import bundle, seal
+    from jurat.platform.provenance.verify import verify as check
+
+    with terminal.store(database) as store:
+        found = store.run(run)
+        if not store.read(lambda connection: seal.missing(connection, found)):
+            raise ConfigError(f"run {found.id} lacks no seal", where=found.id, fix="jurat runs verify tells how it is")
+        faults = [fault for fault in check(store, found).faults if fault != seal.MISSING]
+        if not faults:
+            seal.seal(store, found)
+            bundle.write_record(store, found)
+    if as_json:
+        terminal.print_json({"run": found.id, "sealed": not faults, "faults": faults})
+    else:
+        for fault in faults:
+            typer.echo(terminal.clean(fault))
+        typer.echo(f"{found.id}: {'not sealed' if faults else 'sealed'}")
+    if faults:
         raise typer.Exit(1)
 
 

@@ -440,7 +440,8 @@ def measured_alike(one: Prepared, other: Prepared, name: str) -> bool:
     def how(stage: Prepared) -> tuple[Any, ...]:
         recipe = stage.recipe
         limits = recipe.data.max_prompt_tokens, recipe.evaluate.final_problems, recipe.evaluate.samples
-        return stage.sets[name].manifest.digest, stage.reward, recipe.sampling, *limits
+        judged = stage.before or stage.reward  # without shaping, which no evaluation has
+        return stage.sets[name].manifest.digest, judged, recipe.sampling, *limits
 
     return name in one.sets and name in other.sets and how(one) == how(other)
 

@@ -229,7 +229,7 @@ def history(
     page_token: PageToken = None,
 ) -> Response:
     found = run_named(service, run)
-    search.refuse_unknown(service.store, [name], "name")
+    search.refuse_unknown(service.store, [name], "name", "not-found")
     if max_points is not None:
         buckets, slow = service.store.read(
             lambda c: (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
 
@@ -64,13 +64,16 @@ def whole(store: Store, found: RunInfo, *, recipe: bool = False, metrics: Sequen
     return made
 
 
-def refuse_unknown(store: Store, names: Sequence[str], where: str) -> None:
-    """Raises Problem for a metric that no run has: 400, as for a field that there is not."""
+def refuse_unknown(store: Store, names: Iterable[str], where: str, kind: str = "bad-request") -> None:
+    """Raises Problem for a metric that no run has, as for a field that there is not."""
+    wanted = list(names)
+    if not wanted:
+        return
     try:
-        store.read(lambda connection: metrics_of.refuse_unknown(connection, names, where=where))
+        store.read(lambda connection: metrics_of.refuse_unknown(connection, wanted, where=where))
     except ConfigError as error:
         errors = [{"pointer": where, "code": "unknown-metric", "message": error.what}]
-        raise Problem("bad-request", f"{error.what} {error.fix}", errors=errors) from None
+        raise Problem(kind, f"{error.what} {error.fix}", errors=errors) from None
 
 
 def search(
@@ -92,6 +95,10 @@ def search(
     asked = f"runs\x00{filter_}\x00{order_by}\x00{page_size}"
     after = None if page_token is None else pages.unseal(secret, asked, page_token, (len(order) or 1) + 1)
     columns = None if "*" in metrics else list(metrics)
+    refuse_unknown(store, find.metrics_in(where), "filter", "bad-filter")
+    ordered = (find.metric_of(each.field)[0] for each in order if each.field.startswith("metrics."))
+    refuse_unknown(store, ordered, "order_by", "bad-order")
+    refuse_unknown(store, columns or (), "metrics")
     try:
         with bounded(store) as connection:
             found = find.find(

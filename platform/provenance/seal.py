@@ -16,7 +16,7 @@ from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
 from jurat.platform.provenance import points
 from jurat.platform.runs import events
-from jurat.platform.runs.records import RunInfo
+from jurat.platform.runs.records import Event, RunInfo
 from jurat.platform.runs.store import Store
 
 SOON = 60_000_000
@@ -48,22 +48,33 @@ def rows(connection: sa.Connection, run_pk: int) -> Mapping[str, str]:
     return {**made, "metric_point": _of_points(connection, run_pk)}
 
 
+MISSING = "the run is not sealed: its process was killed at its very end, and jurat runs seal mends it; or the seal was removed"
+
+
+def missing(connection: sa.Connection, run: RunInfo) -> bool:
+    """A finished run whose seal was announced and is not there; its process is not at it any more."""
+    last = _last(connection, run)
+    late = now(connection) - (run.ended or 0) >= SOON
+    return last is not None and last.kind == events.SEALING and run.state == "finished" and late
+
+
 def broken(connection: sa.Connection, run: RunInfo) -> list[str]:
     """The tables that say something else than when the run was sealed. A run that went on, or whose rows ``jurat gc``
     collected, is held to nothing."""
-    told = events.read(connection, run.pk, after=0, limit=None)
-    last = next((event for event in reversed(told) if event.kind in (events.SEALED, events.SEALING, "collected")), None)
-    if last is not None and last.kind == events.SEALING and run.state == "finished":
-        if now(connection) - (run.ended or 0) < SOON:
-            return []  # its process is at it
-        return [
-            "the run is not sealed: its process was killed at its very end, and jurat runs seal mends it; or the seal was removed"
-        ]
+    if missing(connection, run):
+        return [MISSING]
+    last = _last(connection, run)
     if last is None or last.kind != events.SEALED or run.state != "finished":
         return []
     found = rows(connection, run.pk)
     return [f"{name}: its rows are not those that the run was sealed with (event {last.seq})"
             for name, then in sorted(last.payload.items()) if found.get(name) != then]  # fmt: skip
+
+
+def _last(connection: sa.Connection, run: RunInfo) -> Event | None:
+    told = events.read(connection, run.pk, after=0, limit=None)
+    kinds = (events.SEALED, events.SEALING, "collected")
+    return next((event for event in reversed(told) if event.kind in kinds), None)
 
 
 def _of_table(connection: sa.Connection, table: sa.Table, run_pk: int) -> str:

@@ -6,8 +6,8 @@ import errno
 import os
 import shutil
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from jurat.platform.errors import ConfigError
 
@@ -36,7 +36,7 @@ def spare(folder: Path) -> int:
     return found.free - (min(RESERVE, found.total // 20) if floor is None else floor)
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> BufferedReader:
     """A regular file, to be read: a pipe that somebody put into a folder of ours would keep its reader waiting for ever.
     Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

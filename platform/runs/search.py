@@ -7,7 +7,7 @@ dotted ``params.``, ``tags.`` or ``metrics.`` name that is bound as a value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -106,7 +106,6 @@ def find(
 ) -> Found:
     """A keyset page: stable under inserts. ``columns``: metrics to read with it, None for all. ``bodies`` False leaves
     ``recipe`` and ``meta`` empty. Raises ConfigError for a field or a position that there is not."""
-    metrics.refuse_unknown(connection, columns or (), where="metrics")
     keys, joined = _keys(connection, order or [Order()])
     kept = [c for c in _r if bodies or c.name not in ("recipe", "meta")]
     query = sa.select(*kept, *(key.column.label(f"sort_{n}") for n, key in enumerate(keys))).select_from(joined)
@@ -142,8 +141,7 @@ def _keys(connection: sa.Connection, order: Sequence[Order]) -> tuple[list[Key],
     for each in order:
         column = TEXTS.get(each.field, NUMBERS.get(each.field))
         if column is None and each.field.startswith("metrics."):
-            name, value = _metric(each.field)
-            metrics.refuse_unknown(connection, [name], where="order_by")
+            name, value = metric_of(each.field)
             number = metrics.number_of(connection, name)
             latest = t.metric_latest.alias()
             on = sa.and_(latest.c.run_pk == _r.pk, latest.c.key_pk == (-1 if number is None else number))
@@ -185,8 +183,7 @@ def _term(connection: sa.Connection, term: Term) -> sa.ColumnElement[bool]:
         of = [label.run_pk == _r.pk, label.kind == kind[:-1], label.key == key]
         return _exists(term, lambda c: sa.exists().where(*of, c(column)))
     if field.startswith("metrics."):
-        name, column_name = _metric(field)
-        metrics.refuse_unknown(connection, [name], where="filter")
+        name, column_name = metric_of(field)
         key_pk = metrics.number_of(connection, name)
         if key_pk is None:
             return sa.true() if term.op == "!=" else sa.false()
@@ -252,13 +249,23 @@ def _is_text(term: Term) -> bool:
     return term.op in (":", "LIKE") or any(isinstance(value, (str, bool)) for value in values)
 
 
-def _metric(field: str) -> tuple[str, str]:
-    """(name, column of ``metric_latest``)."""
+def metric_of(field: str) -> tuple[str, str]:
+    """(name, column of ``metric_latest``) of a field ``metrics.``."""
     name = field.removeprefix("metrics.")
     for suffix, column in _SUFFIXES.items():
         if name.endswith(suffix) and len(name) > len(suffix):
             return name.removesuffix(suffix), column
     return name, "value"
+
+
+def metrics_in(where: Where | None) -> Iterator[str]:
+    """Names of the metrics that a condition asks for."""
+    if isinstance(where, Term):
+        if where.field.startswith("metrics."):
+            yield metric_of(where.field)[0]
+    elif where is not None:
+        for part in (where.of,) if isinstance(where, Not) else where.of:
+            yield from metrics_in(part)
 
 
 def _compared(column: sa.ColumnElement[Any], term: Term, *, text: bool) -> sa.ColumnElement[bool]:

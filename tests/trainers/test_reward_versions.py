@@ -190,7 +190,7 @@ def test_who_was_fenced_out_writes_nothing_more(home):
     folder = run.folder / "checkpoints/main"
     assert not folder.exists() or not list(folder.glob("step-*"))
     steps = store.read(lambda c: c.execute(sa.select(sa.func.max(t.data_part.c.step_max))).scalar())
-    assert steps <= 1
+    assert (steps or 0) <= 1  # what was gathered when it was fenced out may be none
     assert _resume(home).state == "finished"
     assert verify(store, store.run("r")).faults == ()
     store.close()

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
+from jurat.api.server import routes_bundles
 from jurat.api.server.service import Settings
 from jurat.client import ServiceError
 from jurat.platform import access
@@ -230,6 +231,20 @@ def test_an_upload_has_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("JURAT_RESERVE_BYTES", str(1 << 62))
         assert kind(served.ask("POST", path, raw=b"x", headers=TAR)) == (507, "no-room")
         assert list(served.service.store.runs_folder.iterdir()) == []
+
+
+def test_of_many_exports_two_are_made_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds the points of a whole run."""
+    monkeypatch.setattr(routes_bundles, "WAIT_SECONDS", 0.0)
+    store = Store.open(None, tmp_path)
+    trained(store)
+    store.close()
+    with listening(Settings(home=tmp_path)) as served:
+        path = f"{RUNS}/parent:export?format=csv"
+        with routes_bundles._exporting, routes_bundles._exporting:
+            status, headers, said = served.ask("GET", path)
+            assert (status, said["type"], headers["retry-after"]) == (429, "/problems/too-many-requests", "5")
+        assert [served.ask("GET", path)[0] for _ in range(3)] == [200] * 3  # each gave its place back
 
 
 def test_who_may_take_in_and_carry_away(tmp_path: Path) -> None:

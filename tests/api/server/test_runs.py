@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 from itertools import islice
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -224,7 +225,7 @@ def test_runs_are_found_by_filter_order_and_page(each: Served) -> None:
     assert ids(order_by="project desc, metrics.reward/mean desc") == ["r3", "r5", "r1", "r0", "r2", "r4", "r6"]
     shown = next(client.runs("id IN [r1, r3]", order_by="id", metrics=["*"]))
     assert shown["metrics"] == {"kl": "NaN", "reward/mean": "-Infinity"}
-    shown = next(client.runs("id = r2", fields=["state"], metrics=["reward/mean", "kl", "nope"]))
+    shown = next(client.runs("id = r2", fields=["state"], metrics=["reward/mean", "kl"]))
     assert shown == {"id": "r2", "state": "queued", "metrics": {"kl": "NaN", "reward/mean": 0.5}}
     assert each.ask("GET", "/api/v1/runs?filter=project%20=%20odd&count=exact&page_size=1")[2]["total"] == 3
 
@@ -248,6 +249,23 @@ def test_runs_are_found_by_filter_order_and_page(each: Served) -> None:
         assert each.ask("GET", f"/api/v1/runs?{query}")[2]["type"] == f"/problems/{kind}", query
 
 
+def test_a_metric_that_no_run_has_is_told(each: Served) -> None:
+    """An empty answer would say that nothing is so."""
+    client = each.client()
+    run = client.create_run("tiny")["id"]
+    assert client.history(run, "loss") == [] and list(client.runs("metrics.loss > 1")) == []  # what may still come
+    client.log(run, 0, {"reward/mean": 0.5})
+    for query, status, kind in (
+        ("?filter=NOT metrics.reward/maen > 0", 400, "bad-filter"), ("?filter=id = x OR metrics.reward/maen.max > 0", 400, "bad-filter"),
+        ("?order_by=metrics.reward/maen", 400, "bad-order"), ("?metrics=reward/maen", 400, "bad-request"),
+        (f"/{run}?metrics=reward/maen", 400, "bad-request"), (f"/{run}/metrics?names=reward/maen", 400, "bad-request"),
+        (f"/{run}/metrics/reward/maen", 404, "not-found"), (f"/{run}/metrics/reward/maen?max_points=5", 404, "not-found"),
+    ):  # fmt: skip
+        found, _, said = each.ask("GET", f"/api/v1/runs{quote(query, safe='/?=&')}")
+        assert (found, said["type"]) == (status, f"/problems/{kind}"), query
+        assert "Did you mean 'reward/mean'?" in said["detail"] and said["errors"][0]["code"] == "unknown-metric"
+
+
 def test_metrics_come_back_as_they_were_sent(each: Served) -> None:
     client = each.client()
     run = client.create_run("tiny")["id"]
@@ -267,7 +285,7 @@ def test_metrics_come_back_as_they_were_sent(each: Served) -> None:
     )
     client.log(run, 0, {"a/b c": float("inf"), "nan": float("nan")})
     assert client.metrics(run)["a/b c"]["value"] == "Infinity" and client.history(run, "nan")[0]["value"] == "NaN"
-    assert client.history(run, "a/b c")[0]["value"] == "Infinity" and client.history(run, "unknown") == []
+    assert client.history(run, "a/b c")[0]["value"] == "Infinity"
 
     def post(body: Any, **more: Any) -> tuple[int, str]:
         status, _, answer = each.ask("POST", f"/api/v1/runs/{run}/metrics:batch", body, **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from databases import cut_short
-from jurat.platform.db import tables
+from jurat.platform.db import engine, tables
 from jurat.platform.db.engine import connect, first_contact, reading, writing
 from jurat.platform.db.filesystem import kind_of, refuse_network
 from jurat.platform.db.upgrade import migrations_folder, revision, upgrade
@@ -156,6 +157,27 @@ def test_what_cannot_be_opened_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFailed, match="cannot make the home folder"):
         Store.open(None, tmp_path / "file")
+
+
+def test_a_file_that_was_removed_or_replaced_is_written_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what is acknowledged goes into a file that nobody will ever open."""
+    monkeypatch.setattr(engine, "LOOK_SECONDS", 0.0)
+    store, file = Store.open(None, tmp_path), tmp_path / "jurat.db"
+    assert store.runs() == []
+    file.rename(tmp_path / "elsewhere.db")
+    for copied in (False, True):
+        if copied:
+            shutil.copy(tmp_path / "elsewhere.db", file)
+        with pytest.raises(RunFailed, match="removed or replaced: restart"):
+            store.runs()
+        with pytest.raises(RunFailed, match="removed or replaced"):
+            store.write(lambda c: None)
+        assert file.exists() == copied  # no empty one was made in its place
+    file.unlink(), (tmp_path / "elsewhere.db").rename(file)
+    assert store.runs() == []
+    store.close()
 
 
 @pytest.mark.parametrize(

@@ -174,12 +174,15 @@ def test_what_learns_from_an_exported_model_is_tainted_with_it(store: Store, tra
     assert not any("checkpoint" in line for line in store.read(lambda c: lineage.gaps(c, child, HERE.attrs)))
 
 
-def test_what_is_affected_has_no_end_at_a_hundred_steps(store: Store) -> None:
+def test_what_is_affected_has_no_end_at_a_hundred_steps(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [Node(kind="model_version" if n % 2 else "export", id=f"m{n}") for n in range(251)]
     chain = [Edge(src=one, dst=two, role="weights") for one, two in itertools.pairwise(nodes)]
     store.write(lambda c: edges.add(c, chain))
     found = store.read(lambda c: lineage.affected(c, nodes[0]))
     assert (len(found.nodes), found.cut) == (251, False)
+    monkeypatch.setattr(lineage, "MAX_NODES", 100)
+    found = store.read(lambda c: lineage.affected(c, nodes[0]))
+    assert (len(found.nodes), found.cut) == (100, True)
 
 
 def test_a_version_is_registered_once_and_never_changes(store: Store) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from jurat.platform.db.tables import REVISIONS
+from jurat.platform.provenance import seal
 from jurat.platform.recipe import Recipe
+from jurat.platform.runs import events
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.records import RunInfo
@@ -208,6 +210,27 @@ def test_verify_names_the_damaged_part(jurat: Any, finished: RunInfo) -> None:
     code, _, err = jurat("rollouts", "one", "--worst", "3")
     assert code == 0
     assert "step-000001-seg0.parquet: not readable as Parquet" in err
+
+
+def test_a_run_killed_before_its_seal_is_sealed_later(
+    jurat: Any, home: Path, finished: RunInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "lacks no seal" in jurat("runs", "seal", "one")[2]  # none was announced
+    with closing(Store.open(None, home)) as store:
+        store.add_event(finished, events.SEALING, {})
+    assert jurat("runs", "verify", "one")[0] == 0  # its process is at it
+    monkeypatch.setattr(seal, "SOON", 0)
+    code, out, _ = jurat("runs", "verify", "one")
+    assert (code, "jurat runs seal mends it" in out) == (1, True)
+    part = finished.folder / "rollouts/main/step-000001-seg0.parquet"
+    data = part.read_bytes()
+    part.write_bytes(data[:-1])
+    code, out, _ = jurat("runs", "seal", "one")
+    assert (code, out.splitlines()[-1]) == (1, "one: not sealed") and "its digest is" in out  # nothing false is sealed
+    part.write_bytes(data)
+    assert jurat("runs", "seal", "one")[:2] == (0, "one: sealed\n")
+    assert jurat("runs", "verify", "one")[0] == 0 and jurat("runs", "seal", "one")[0] == 2
+    assert jurat("runs", "verify", str(finished.folder))[0] == 0  # its copy opens now
 
 
 def test_a_killed_run_is_called_so(jurat: Any, home: Path, finished: RunInfo) -> None:
