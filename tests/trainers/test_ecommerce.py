@@ -81,7 +81,7 @@ def test_the_data_are_what_the_script_writes(shop):
     subprocess.run([sys.executable, shop / "generate.py"], check=True, env={**os.environ, "PYTHONPATH": _path()})
     assert {name: rows(name, shop) for name in before} == before
     train, held_out = ({row["question"] for row in each} for each in before.values())
-    assert (len(train), len(held_out), len(train & held_out)) == (600, 100, 0)
+    assert (len(train), len(held_out), len(train & held_out)) == (1200, 100, 0)
 
 
 def _path():
@@ -101,7 +101,7 @@ def scores(pairs, folder=FOLDER):
         return asyncio.run(all_of())
 
 
-GOOD = {"policy_facts": 1.0, "tone": 1.0, "letter": 1.0, "promises": 1.0}
+GOOD = {"policy_facts": 1.0, "tone": 1.0, "all_of": 1.0, "promises": 1.0}
 
 
 def test_the_rules():
@@ -115,10 +115,10 @@ def test_the_rules():
         ("shipping 80", "Hello! Shipping is free. Thank you!", {"policy_facts": 0.0}),
         ("returns 12", "Hello! Day 42 is the last. Obviously. Thank you!", {"tone": 0.0}),
         ("returns 12", "Hello! Day 42, we guarantee it. Thank you!", {"promises": 0.0}),
-        ("returns 12", "Hello! Hello! Day 42 is the last. Thank you!", {"letter": 0.0}),
-        ("returns 12", "Hello! Day 42 is the last day of it.", {"letter": 0.0}),
-        ("returns 12", "Hello! " + "Day 42 " + "is the very last day of all, " * 4 + "Thank you!", {"letter": 0.0}),
-        ("returns 12", "Hello! 42. Thank you!", {"letter": 0.0}),
+        ("returns 12", "Hello! Hello! Day 42 is the last. Thank you!", {"all_of": 0.0}),
+        ("returns 12", "Hello! Day 42 is the last day of it.", {"all_of": 0.0}),
+        ("returns 12", "Hello! " + "Day 42 " + "is the very last day of all, " * 4 + "Thank you!", {"all_of": 0.0}),
+        ("returns 12", "Hello! 42. Thank you!", {"all_of": 0.0}),
         ("warranty 2020", "Dear customer, it ends in 2022. Kind regards.", {}),
         ("delivery 9", "Good day! It comes on day 12. Have a nice day!", {}),
         ("warranty", "Hello! It has a warranty until 2022. Thank you!", {"policy_facts": None}),

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rules import TOPICS, fact  # type: ignore[import-not-found]  # of this folder, wherever it was copied to
 
-THINGS = ("mug", "lamp", "bag", "pen", "box", "book", "hat", "toy")
+THINGS = ("mug", "lamp", "bag", "pen", "box", "book", "hat", "toy", "cup", "belt", "ring", "desk", "shoe", "ball", "map", "clock")
 AMOUNTS = {
-    "returns": range(1, 21), "delivery": range(1, 21), "shipping": range(20, 220, 20), "promotion": range(20, 220, 20),
+    "returns": range(1, 11), "delivery": range(1, 11), "shipping": range(20, 220, 20), "promotion": range(20, 220, 20),
     "warranty": range(2018, 2028),
 }  # fmt: skip
 QUESTIONS = {
@@ -39,7 +39,7 @@ CLOSINGS = (" Thank you!", " Kind regards.", " Have a nice day!")
 RUDE = (" That is your fault.", " You should have asked.", " Obviously.")
 PROMISES = (" You always get a gift.", " We guarantee it.", " Any time is fine.")
 FLAWS = ("fact", "tone", "greeting", "closing", "promise")
-WARTS = {"fact": 0.2, "tone": 0.3, "greeting": 0.2, "closing": 0.25, "promise": 0.15}
+WARTS = {"fact": 0.15, "tone": 0.3, "greeting": 0.2, "closing": 0.25, "promise": 0.15}
 """How often agents' own answers had each flaw."""
 
 
@@ -78,7 +78,7 @@ def rows(seed: int, size: int) -> Iterator[dict[str, str]]:
         }
 
 
-def write(folder: Path, seed: int = 0, *, train: int = 600, held_out: int = 100) -> None:
+def write(folder: Path, seed: int = 0, *, train: int = 1200, held_out: int = 100) -> None:
     """The two files, equal for equal seeds and rules."""
     lines = [json.dumps(row) + "\n" for row in rows(seed, train + held_out)]
     (folder / "held_out.jsonl").write_text("".join(lines[:held_out]))

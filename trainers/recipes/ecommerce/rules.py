@@ -10,7 +10,6 @@ import re
 
 import jurat
 from jurat.platform.types import Problem, Verdict
-from jurat.verifiers.compose import all_of
 
 RETURN_DAYS = 30
 DELIVERY_DAYS = 3
@@ -82,15 +81,6 @@ def greeting(problem: Problem, completion: str) -> bool:
 def closing(problem: Problem, completion: str) -> bool:
     """It ends politely."""
     return _CLOSING.search(completion.rstrip()) is not None
-
-
-@jurat.verifier("letter")
-class Letter(all_of):
-    """Greeting, a short answer, closing: the least of three rules."""
-
-    def __init__(self, longest: int = 90) -> None:
-        length = {"use": "length", "args": {"min": 30, "max": longest, "unit": "characters"}}
-        super().__init__(["greeting", "closing", length])
 
 
 @jurat.verifier("promises")
