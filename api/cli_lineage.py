@@ -189,7 +189,7 @@ def affected(
     if as_json:
         terminal.print_json({**_json(found), "judged": judged})
         return
-    _print(found)
+    _print(found, f"{lineage.MAX_NODES} things are told; ask for those that begin from the last of them")
     for row in judged:
         typer.echo(
             f"run {row['run']}: {row['verdicts']} verdicts of steps {row['first_step'] + 1} to {row['last_step'] + 1}"
@@ -208,14 +208,14 @@ def _json(found: Walk) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(found: Walk) -> None:
+def _print(found: Walk, more: str = "--depth goes further") -> None:
     for place, kind in enumerate(dict.fromkeys(node.kind for node in found.nodes)):
         typer.echo(("\n" if place else "") + kind.replace("_", " "))
         for node, said in found.nodes.items():
             if node.kind == kind:
                 typer.echo(f"  {terminal.clean(node.id)}  {terminal.clean(_said(said), 300)}".rstrip())
     if found.cut:
-        terminal.note("there is more: --depth goes further")
+        terminal.note(f"there is more: {more}")
 
 
 def _said(said: Mapping[str, Any]) -> str:
@@ -395,10 +395,9 @@ def _reloaded(run: RunInfo) -> list[str]:
         except JuratError as error:
             out.append(f"{what}{error.what}")
             continue
-        if list(then[place : place + 1]) != [found.reward]:
-            out.append(
-                f"{what}the reward was {(then[place] if place < len(then) else '?')[:19]}..., now it is {found.reward[:19]}..."
-            )
+        recorded = then[place] if place < len(then) else "?"
+        if recorded not in found.same_as:
+            out.append(f"{what}the reward was {recorded[:19]}..., now it is {found.reward[:19]}...")
     return out
 
 

@@ -633,6 +633,9 @@ def _print(place: int, record: Record, limit: int | None) -> None:
     notes += [f"discarded: {record.discarded}"] if record.discarded else []
     where = f"{record.stage + ' ' if record.stage else ''}step {record.step + 1}"
     worth = "excluded" if reward is None else f"{reward:.4g}"
+    worth += f" (gate {judgement.reward.gate})" if judgement.reward.gate else ""
+    if record.optimised is not None and record.optimised != reward:
+        worth += f"  optimised {record.optimised:.4g}"
     worth += "" if record.advantage is None else f"  advantage {record.advantage:+.4g}"
     head = f"#{place}  reward {worth}  {where}  problem {rollout.problem.id}  visit {rollout.visit}  {', '.join(notes)}"
     typer.echo(_line(head))
@@ -687,7 +690,8 @@ def _json(record: Record) -> dict[str, Any]:
         "spans": [[s.start, s.end, s.version] for s in rollout.spans],
         "reward": {"value": judgement.reward.value, "parts": judgement.reward.parts,
                    "steps": [_step_json(step) for step in judgement.reward.steps],
-                   "trainable": judgement.reward.trainable},
+                   "trainable": judgement.reward.trainable, "gate": judgement.reward.gate,
+                   "optimised": record.optimised},
         "advantage": record.advantage, "advantages": record.advantages,
         "verdicts": {
             member: {

@@ -204,8 +204,11 @@ class Ledger(Protocol):
 
     def record_batch(self, batch: Batch) -> None: ...
 
-    def record_advantages(self, step: int, advantages: Mapping[str, FloatArray]) -> None:
-        """Of the samples of a batch that was recorded: rollout id -> [M], one for each token that learns."""
+    def record_advantages(
+        self, step: int, advantages: Mapping[str, FloatArray], optimised: Mapping[str, float]
+    ) -> None:
+        """Of the samples of a batch that was recorded, by rollout id: [M], one for each token that learns; and the reward
+        that they were made of."""
         ...
 
     def record_step(self, report: StepReport) -> None: ...

@@ -153,17 +153,35 @@ class Member(Part):
     use: str
     """A verifier's name, or ``problem``: the verifier that the problem itself names."""
     role: Literal["outcome", "process", "style", "format", "safety"] = "outcome"
+    """process: what it says of the steps of a solution is what ``algorithm.credit`` reads."""
     weight: float = 1.0
+    gate: float | None = Field(default=None, gt=0, le=1)
+    """With a score below it the whole reward is 0, whatever the others say, and so is that of every step."""
     args: dict[str, Any] = {}
 
 
 class RewardPart(Part):
     members: tuple[Member, ...] = (Member(use="problem"),)
+    combine: Literal["sum", "mean", "min", "product"] = "sum"
+    """Of scores s with weights w: sum w s; (sum w s) / (sum w); least s of those with a weight; product of s^w."""
     on_undecided: Literal["exclude", "zero", "raise"] = "exclude"
     max_undecided: float = Field(default=0.25, ge=0, le=1)
     """Share of a step's samples without a verdict above which the run stops."""
     workers: int = Field(default=1, ge=1)
     """Processes for verifiers that are not bounded by construction."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> RewardPart:
+        weights = [member.weight for member in self.members]
+        if not self.members:
+            raise ValueError("reward.members is empty: nothing would say what a completion is worth")
+        if not any(weights) and not any(member.role == "process" for member in self.members):
+            raise ValueError("every weight of reward.members is 0: every reward would be 0")
+        if self.combine != "sum" and min(weights) < 0:
+            raise ValueError(f"reward.combine {self.combine!r} needs weights of 0 and above, got {min(weights):g}")
+        if self.combine != "sum" and not any(weights):
+            raise ValueError(f"reward.combine {self.combine!r} needs a weight above 0")
+        return self
 
 
 # ---- how it learns -----------------------------------------------------------------------------------------------

@@ -260,6 +260,9 @@ class Reward:
     parts: Mapping[str, float | None] = field(default_factory=dict)
     """{member name: unweighted score}."""
     steps: tuple[Step, ...] = ()
+    """Of the members of role process."""
+    gate: str = ""
+    """The member whose gate made the whole 0; '' where none did."""
     trainable: bool = True
 
 

@@ -194,8 +194,10 @@ class Doubted:
         self._inner.record_batch(batch)
         self._doubts.seen(batch)
 
-    def record_advantages(self, step: int, advantages: Mapping[str, FloatArray]) -> None:
-        self._inner.record_advantages(step, advantages)
+    def record_advantages(
+        self, step: int, advantages: Mapping[str, FloatArray], optimised: Mapping[str, float]
+    ) -> None:
+        self._inner.record_advantages(step, advantages, optimised)
 
     def record_step(self, report: StepReport) -> None:
         self._inner.record_step(report)

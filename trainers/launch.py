@@ -17,6 +17,7 @@ from jurat.platform.errors import ConfigError, FencedOut, JuratError, RewardDrif
 from jurat.platform.ports import Ledger, Reporter
 from jurat.platform.provenance import bundle, drift, lineage, seal, versions
 from jurat.platform.recipe import Data, Prompt, Recipe, SamplingPart, Source
+from jurat.platform.runs import events
 from jurat.platform.runs.heart import Heart
 from jurat.platform.runs.lock import exclusive
 from jurat.platform.runs.outage import patiently
@@ -148,7 +149,7 @@ def train(
                 _keep_record(store, run)
             raise first from None if isinstance(first, JuratError) else error
         if outcome.state == "finished":
-            asyncio.run(patiently(lambda: store.add_event(run, seal.COMING, {}), reporter.note))
+            asyncio.run(patiently(lambda: store.add_event(run, events.SEALING, {}), reporter.note))
         asyncio.run(patiently(lambda: store.end(lease, outcome.state), reporter.note))  # type: ignore[arg-type]
         _keep_record(store, run)
     return outcome
@@ -194,9 +195,9 @@ def reward_change(store: Store, run: RunInfo, prepared: Sequence[Prepared], base
     pinned = run.meta.get("rewards")
     said: list[str] = []
     for place, stage in enumerate(prepared):
-        if pinned is None or pinned[place : place + 1] == [stage.reward]:
+        before = pinned[place] if pinned and place < len(pinned) else ""
+        if pinned is None or before in stage.same_as:
             continue
-        before = pinned[place] if place < len(pinned) else ""
         whole = with_sources(stage, {facts.digest for facts in stage.facts}, base)
         found = ingredients(whole)
         said.append(store.read(lambda connection, b=before, f=found: drift.difference(connection, b, f)))  # type: ignore[misc]

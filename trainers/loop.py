@@ -25,7 +25,7 @@ from jurat.trainers.balance import Balance
 from jurat.trainers.buffer import Buffer
 from jurat.trainers.controllers import Controllers
 from jurat.trainers.limits import Limits
-from jurat.trainers.metrics import step_metrics, value_metrics
+from jurat.trainers.metrics import mean, step_metrics, value_metrics
 from jurat.trainers.packing import pack, updates
 from jurat.trainers.samples import Algorithm, annotate
 from jurat.trainers.saving import Saving
@@ -127,10 +127,10 @@ async def train(
             )
             clock.lap("score")
             groups = controllers.normalised(batch.groups)
-            samples = algorithm.samples(groups, scores)
+            samples, optimised = algorithm.samples(groups, scores), algorithm.optimised(groups)
             if algorithm.has_advantages:
                 told = {sample.rollout_id: sample.advantages[sample.loss_mask] for sample in samples}
-                ledger.record_advantages(step, told)
+                ledger.record_advantages(step, told, optimised)
             reports: list[UpdateReport] = []
             for part in updates(
                 samples, epochs=run.epochs, per_epoch=run.updates_per_step, rng=run.rng(step, "updates")
@@ -161,7 +161,7 @@ async def train(
             buffer.published(version)
             clock.lap("publish")
             steered = controllers.steer(algorithm.reference_kl(samples), len(samples))
-            metrics = step_metrics(batch, reports) | {"reward/optimised": algorithm.shaped_mean(groups)}
+            metrics = step_metrics(batch, reports) | {"reward/optimised": mean(optimised.values())}
             metrics |= steered | value_metrics(samples) | balance.after(step, clock.laps, ledger)
             report = StepReport(
                 step=step,

@@ -22,7 +22,7 @@ def ingredients(stage: Prepared) -> Ingredients:
     """Reward and data of a stage."""
     return Ingredients(
         reward=stage.reward,
-        spec=stage.recipe.reward.model_dump(mode="json", exclude={"workers"}),
+        spec=stage.spec,
         verifiers=stage.facts,
         datasets={part: each.manifest.to_json() for part, each in stage.sets.items()},
         model="",

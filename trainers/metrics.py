@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -21,12 +21,13 @@ def step_metrics(batch: Batch, reports: Sequence[UpdateReport]) -> dict[str, flo
     every = [s for g in drawn for s in (*g.scored, *([g.baseline] if g.baseline else []))]
     counts = np.array([len(g.scored) for g in groups])
     out: dict[str, float] = {
-        "reward/mean": _mean(rewards),
+        "reward/mean": mean(rewards),
         "reward/std": float(rewards.std()) if len(rewards) else 0.0,
         "reward/undecided": 1 - len(rewards) / len(scored) if scored else 0.0,
-        "tokens/mean_length": _mean(lengths),
+        "reward/gated": mean(bool(s.judgement.reward.gate) for s in scored),
+        "tokens/mean_length": mean(lengths),
         "tokens/max_length": float(lengths.max(initial=0)),
-        "tokens/truncated": _mean(np.array([s.rollout.finish == "length" for s in scored])),
+        "tokens/truncated": mean(np.array([s.rollout.finish == "length" for s in scored])),
         "tokens/sampled": float(lengths.sum()),
         "tokens/generated": float(sum(s.rollout.num_completion_tokens for s in every)),
         "group/count": float(len(groups)),
@@ -42,17 +43,17 @@ def step_metrics(batch: Batch, reports: Sequence[UpdateReport]) -> dict[str, flo
         )  # a sample that differs from it has an advantage
         values = [s.judgement.reward.value for s in (*group.scored, *beside) if s.judgement.reward.value is not None]
         spreads.append(len(set(values)) < 2)
-    out["group/zero_variance"] = _mean(np.array(spreads))
+    out["group/zero_variance"] = mean(np.array(spreads))
     for name in dict.fromkeys(name for s in scored for name in s.judgement.verdicts):
         verdicts = [s.judgement.verdicts[name] for s in scored if name in s.judgement.verdicts]
         scores = np.array([v.score for v in verdicts if v.score is not None])
-        out[f"verifier/{name}/mean"] = _mean(scores)
+        out[f"verifier/{name}/mean"] = mean(scores)
         out[f"verifier/{name}/undecided"] = 1 - len(scores) / len(verdicts)
-        out[f"verifier/{name}/seconds"] = _mean(np.array([v.seconds for v in verdicts]))
+        out[f"verifier/{name}/seconds"] = mean(np.array([v.seconds for v in verdicts]))
     for role in dict.fromkeys(report.role for report in reports):
         mine = [report for report in reports if report.role == role]
         for key in dict.fromkeys(key for report in mine for key in report.metrics):
-            out[f"{role}/{key}"] = _mean(np.array([r.metrics[key] for r in mine if key in r.metrics]))
+            out[f"{role}/{key}"] = mean(np.array([r.metrics[key] for r in mine if key in r.metrics]))
         out[f"{role}/trained_tokens"] = float(sum(r.tokens for r in mine))
         out[f"{role}/forwarded_tokens"] = float(sum(r.forwarded_tokens for r in mine))
     return out | lag_metrics(batch) | phase_metrics(batch)
@@ -76,8 +77,10 @@ def value_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     values, returns = (np.concatenate(part).astype(np.float64) for part in zip(*pairs, strict=True))
     spread = float(returns.var()) if len(returns) else 0.0
     explained = 1.0 - float((returns - values).var()) / spread if spread > 0 else 0.0
-    return {"critic/value": _mean(values), "critic/return": _mean(returns), "critic/explained_variance": explained}
+    return {"critic/value": mean(values), "critic/return": mean(returns), "critic/explained_variance": explained}
 
 
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else 0.0
+def mean(values: Iterable[float]) -> float:
+    """0 of nothing."""
+    found = np.fromiter(values, np.float64)
+    return float(found.mean()) if len(found) else 0.0

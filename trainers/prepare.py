@@ -16,6 +16,7 @@ from jurat.engine.probe import gpu_bytes
 from jurat.engine.tokenizer import HFTokenizer
 from jurat.platform.canonical import digest
 from jurat.platform.errors import ConfigError, ModelError
+from jurat.platform.identity.rewards import reward_digest
 from jurat.platform.memory import machine_bytes
 from jurat.platform.provenance.records import Observation, VerifierFacts
 from jurat.platform.recipe import Dapo, Engine, Neyman, PolicyGradient, Recipe, RewardPart
@@ -29,7 +30,7 @@ from jurat.trainers.data import keep, load_sets, longest_prompt
 from jurat.trainers.presets import filled, staleness
 from jurat.verifiers import canary
 from jurat.verifiers.judge import LocalJudge, build_judge
-from jurat.verifiers.reward import labels
+from jurat.verifiers.reward import digest_of_before, labels, spec_of, versions_of
 
 MEASURED = frozenset({"held_out", "unseen"})
 """Sets that are evaluated, not trained on."""
@@ -44,14 +45,25 @@ class Prepared:
     name: str
     recipe: Recipe
     sets: Mapping[str, ProblemSet]
+    spec: Mapping[str, Any]
+    """What the reward is, without the versions of its verifiers."""
     reward: str
-    """Digest of the reward spec."""
+    """Digest of that and of the versions."""
+    judged: str
+    """That of the part which judges see: without normalisation and shaping."""
+    before: str
+    """Digest of the reward as an older jurat made it."""
     verifiers: Mapping[str, str]
     """Member -> version digest."""
     facts: tuple[VerifierFacts, ...] = ()
     """What those digests are made of, without canonical source."""
     observed: tuple[Observation, ...] = ()
     """What they say of the canary cases, if they were asked."""
+
+    @property
+    def same_as(self) -> tuple[str, ...]:
+        """Digests by which a run may be recorded whose reward is this."""
+        return (self.reward, self.before) if self.before else (self.reward,)
 
 
 def prepare(recipe: Recipe, *, base: Path, name: str = "", observe: bool = False) -> Prepared:
@@ -66,7 +78,7 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "", observe: bool = False
     problems = [problem for each in sets.values() for problem in each.problems]
     with closing(judge_for(recipe, base)) as judge:
         bound = judge.bind([problem.verifier for problem in problems])
-        reward = judge.spec_digest
+        judged = judge.spec_digest
         facts = tuple(_facts(recipe.reward, label, spec, judge) for label, spec in bound.items())
         if recipe.engine.home == "ray":
             refuse_slow(judge.deadlines(), recipe.engine.hang_seconds)
@@ -76,15 +88,30 @@ def prepare(recipe: Recipe, *, base: Path, name: str = "", observe: bool = False
             golds = [problem for problem in each.problems if problem.reference]  # preferences may have none
             refuse_failed(check_gold(golds, own.verdict, at_once=workers), len(golds), where=f"data.{part}")
         observed = _observed(facts, own) if observe else ()
+    spec = spec_of(recipe.reward, **_applied_later(recipe))
     return Prepared(
         name=name,
         recipe=recipe,
         sets=sets,
-        reward=reward,
+        spec=spec,
+        reward=reward_digest(spec, versions_of(bound)),
+        judged=judged,
+        before=digest_of_before(recipe.reward, bound),
         verifiers={member: spec.digest for member, spec in bound.items()},
         facts=facts,
         observed=observed,
     )
+
+
+def _applied_later(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
+    """Normalisation and shaping: what ``trainers/`` does to the judged reward of a stage."""
+    part = filled(recipe).algorithm
+    if not isinstance(part, PolicyGradient) or part.shaping is None:
+        return {}
+    shaping = part.shaping.model_dump(mode="json")
+    if part.shaping.overlong:
+        shaping["overlong"]["limit"] = recipe.sampling.max_new_tokens
+    return {"normalise": part.normalise.model_dump(mode="json"), "shaping": shaping}
 
 
 def _facts(part: RewardPart, label: str, spec: VerifierSpec, judge: LocalJudge) -> VerifierFacts:

@@ -234,10 +234,13 @@ class Algorithm:
         moved = [_reference_kl(sample) for sample in samples]
         return float(np.mean(moved))
 
-    def shaped_mean(self, groups: Sequence[Group]) -> float:
-        """Mean of the shaped rewards over all samples that learn: what is optimised, but for the KL."""
-        found = np.concatenate([self._shaped(_learning(group)) for group in groups] or [np.zeros(0)])
-        return float(found.mean()) if len(found) else 0.0
+    def optimised(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Rollout id -> shaped reward of all samples that learn: what is optimised, but for the KL."""
+        return {
+            each.rollout.id: float(reward)
+            for scored in map(_learning, groups)
+            for each, reward in zip(scored, self._shaped(scored), strict=True)
+        }
 
     def _optimised(self, group: Group, scores: Scores) -> Optimised:
         scored = _learning(group)

@@ -75,6 +75,7 @@ def _judgement(judgement: Judgement) -> State:
             "parts": [[name, score] for name, score in reward.parts.items()],
             "steps": [asdict(step) for step in reward.steps],
             "trainable": reward.trainable,
+            "gate": reward.gate,
         },
     }
 
@@ -86,6 +87,7 @@ def _judgement_of(state: Mapping[str, Any]) -> Judgement:
         parts=dict(given["parts"]),
         steps=tuple(Step(**step) for step in given["steps"]),
         trainable=given["trainable"],
+        gate=given.get("gate", ""),
     )
     return Judgement(verdicts={name: _verdict_of(state["verdicts"][name]) for name in state["order"]}, reward=reward)
 

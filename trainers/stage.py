@@ -95,7 +95,7 @@ class StageRun:
         for said in self._notes(algorithm, first_step):
             note(said)
         with ExitStack() as leaving:
-            sets, reward = self.prepared.sets.values(), self.prepared.reward
+            sets, reward = self.prepared.sets.values(), self.prepared.judged
             judge = leaving.enter_context(_hosted(recipe, launch.base, launch.cluster, sets, reward))
             engine = leaving.enter_context(closing(self._engine(algorithm)))
             if launch.cluster is not None or _lag(recipe):  # what the bits of a number depend on, and no key need say

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from jurat.platform.canonical import canonical_json
 from jurat.platform.errors import ConfigError, RunFailed, nearest
+from jurat.platform.identity.rewards import reward_digest
 from jurat.platform.recipe import Member, RewardPart
 from jurat.platform.registry import unknown
 from jurat.platform.types import Finish, Judgement, Problem, Verdict, VerifierSpec
@@ -74,6 +75,7 @@ class LocalJudge:
         self._cache = _Cache(cache)
         _JUDGES.add(self)
         self._problem_verifiers: dict[str, VerifierSpec] = {}
+        self._in_use: dict[str, VerifierSpec] = {}
         try:
             if self._origins:
                 self._remote = {entry["name"]: entry for entry in self._started().describe()}
@@ -112,12 +114,13 @@ class LocalJudge:
             for spec in given.values():
                 bound = self._bound(spec.name, {**spec.args, **member.args})
                 own[canonical_json([bound.name, dict(bound.args)])] = bound
+        own = dict(sorted(own.items()))
         for bound in own.values():
             label = bound.name if bound.name not in out else f"problem:{bound.name}"
             while label in out:
                 label += "+"
             out[label] = bound
-        self._problem_verifiers = own
+        self._problem_verifiers, self._in_use = own, out
         return out
 
     def deadlines(self) -> dict[str, float]:
@@ -133,13 +136,8 @@ class LocalJudge:
 
     @property
     def spec_digest(self) -> str:
-        """Identity of the reward, the verifiers of the problems given to ``bind`` included."""
-        bound = {
-            label: self._bound(member.use, member.args)
-            for label, member in zip(self._labels, self.part.members, strict=True)
-            if member.use != "problem"
-        }
-        return reward.spec_digest(self.part, bound, list(self._problem_verifiers.values()))
+        """Identity of the reward as it is judged, the verifiers of the problems given to ``bind`` included."""
+        return reward_digest(reward.spec_of(self.part), reward.versions_of(self._in_use or self.bind()))
 
     def _bound(self, name: str, args: Mapping[str, Any]) -> VerifierSpec:
         use = self._use(name, args)

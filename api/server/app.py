@@ -44,11 +44,11 @@ def create_app(service: Service) -> guard.Guard:
     )  # fmt: skip
     app.state.service, app.state.hub = service, routes_stream.Hub(service)
     for routes in (
+        routes_records,  # first, as it is asked most: routes are tried in their order
         routes_lineage,
         routes_bundles,
         routes_registry,
         routes_runs,
-        routes_records,
         routes_stream,
         routes_data,
         routes_verifiers,

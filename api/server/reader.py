@@ -58,9 +58,9 @@ _LONG = [
     "reward_steps",
     "verdicts", "seconds", "columns", "problem_verifier", "problem_verifier_args", "allocation_samples",
     "allocation_evidence",
-    "greedy_baseline",
+    "greedy_baseline", "gate",
 ]  # fmt: skip
-ADVANTAGE = ("advantage", "advantages")
+ADVANTAGE = ("advantage", "advantages", "optimised")
 """Of parts of their own: known when a batch becomes samples, which is after its rollouts are on the disk."""
 SHORT = frozenset({*_SHORT, "id", "advantage"})
 KNOWN = frozenset({*_SHORT, *_LONG, *ADVANTAGE, "id"})
@@ -496,8 +496,15 @@ def _views(places: Sequence[int], files: Sequence[str], beside: Sequence[str], *
         at = f"({[int(place) for place in places]})[file_index::BIGINT + 1]"
         options = f"file_row_number = true, union_by_name = {str(by_name).lower()}"
         parts = f"SELECT *, {at} AS place, file_row_number AS row FROM read_parquet({_listed(files)}, {options})"
+        if by_name:  # none of them may have it
+            parts += " UNION ALL BY NAME SELECT NULL::VARCHAR AS gate WHERE false"
     if beside:
-        yield f"CREATE OR REPLACE TEMP VIEW advantages AS FROM read_parquet({_listed(beside)})"
+        of_before = "SELECT NULL::DOUBLE AS optimised WHERE false"
+        options = f"union_by_name = {str(by_name).lower()}"
+        yield (
+            "CREATE OR REPLACE TEMP VIEW advantages AS "
+            f"FROM read_parquet({_listed(beside)}, {options}) UNION ALL BY NAME {of_before}"
+        )
         same = "a.rollout_id = r.rollout_id AND a.step = r.step"
         parts = parts and f"SELECT r.*, a.advantage FROM ({parts}) r LEFT JOIN advantages a ON {same}"
     elif files:

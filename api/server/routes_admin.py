@@ -10,20 +10,19 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 
 from jurat import __version__
-from jurat.api.server import shapes
+from jurat.api.server import shapes, strict
 from jurat.api.server.problems import KINDS, MEDIA_TYPE, Problem, example, responses
 from jurat.api.server.prometheus import MEDIA_TYPE as MEDIA_TYPE_OF_METRICS
 from jurat.api.server.prometheus import family
 from jurat.api.server.service import Admin, CanRead, Here
 from jurat.api.server.shapes import tell
-from jurat.api.server.strict import StrictRoute
 from jurat.platform import access
 from jurat.platform.access import Key
 from jurat.platform.db.tables import REVISIONS
 from jurat.platform.errors import ConfigError, JuratError
 from jurat.platform.runs import leases
 
-router = APIRouter(tags=["keys"], route_class=StrictRoute)
+router = strict.routes("keys")
 outside = APIRouter(tags=["service"])
 
 

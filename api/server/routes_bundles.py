@@ -13,34 +13,37 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from starlette.responses import StreamingResponse
 
-from jurat.api.server import bodies, search, shapes
+from jurat.api.server import bodies, search, shapes, strict
 from jurat.api.server.access import Principal
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.service import CanRead, Here, Service, denied, etag, once, principal_of, run_named
 from jurat.api.server.shapes import tell
-from jurat.api.server.strict import StrictRoute
 from jurat.platform.errors import NameTaken
 from jurat.platform.provenance import bundle, points, prov
 from jurat.platform.runs.disk import spare
 from jurat.platform.runs.records import RunInfo
 
-router = APIRouter(tags=["provenance"], route_class=StrictRoute)
+router = strict.routes("provenance")
 
 _PIECE = 1 << 20
+WAIT_SECONDS = 5.0
+"""For others that are exporting."""
 _MEDIA = {"bundle": "application/x-tar", "prov-json": "application/json", "parquet": "application/vnd.apache.parquet",
           "csv": "text/csv; charset=utf-8"}  # fmt: skip
 _ENDING = {"bundle": "tar", "prov-json": "prov.json", "parquet": "parquet", "csv": "csv"}
 _importing = threading.Lock()
+_exporting = threading.BoundedSemaphore(2)
+"""Each may hold all points of a run in memory until its first piece is sent."""
 
 
 @router.get(
     "/runs/{run}:export",
     summary="A run as one file",
     responses={
-        **responses(),
+        **responses("too-many-requests"),
         200: {"description": "The file", "content": {each.partition(";")[0]: {} for each in _MEDIA.values()}},
     },
 )
@@ -61,7 +64,12 @@ def export(
         "Content-Security-Policy": "sandbox; default-src 'none'",
     }
     made = _exported(service, found, format, weights)
-    first = next(made, b"")  # what cannot be read at all is a problem, not a file that ends early
+    if not _exporting.acquire(timeout=WAIT_SECONDS):
+        raise Problem("too-many-requests", "two other exports are being made", headers={"Retry-After": "5"})
+    try:
+        first = next(made, b"")  # what cannot be read at all is a problem, not a file that ends early
+    finally:
+        _exporting.release()
     return StreamingResponse(chain([first], made), headers=headers, media_type=_MEDIA[format])
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
-from jurat.api.server import reader
+from jurat.api.server import reader, strict
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import FieldMask, PageToken, RunId
 from jurat.api.server.service import CanReadData, Here, masked, run_named
 from jurat.api.server.shapes import tell
-from jurat.api.server.strict import StrictRoute
 from jurat.platform.runs.records import Part, RunInfo
 
-router = APIRouter(tags=["rollouts"], route_class=StrictRoute)
+router = strict.routes("rollouts")
 
 Step = Annotated[int | None, Query(ge=0, le=1 << 53)]
 Where = Annotated[

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
+from jurat.api.server import strict
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.search import bounded
 from jurat.api.server.service import CanRead, Here, run_named
 from jurat.api.server.shapes import tell
-from jurat.api.server.strict import StrictRoute
 from jurat.platform.provenance import lineage
 from jurat.platform.provenance.records import Node
 from jurat.platform.provenance.verify import verify
 
-router = APIRouter(tags=["provenance"], route_class=StrictRoute)
+router = strict.routes("provenance")
 
 Kind = Literal[
     "run",

@@ -8,16 +8,15 @@ from functools import partial
 from typing import Annotated
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
-from jurat.api.server import pages, shapes
+from jurat.api.server import pages, search, shapes, strict
 from jurat.api.server.access import Principal
 from jurat.api.server.facts import is_fact
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import PageSize, PageToken, RunId
 from jurat.api.server.service import CanRead, Here, caller, denied, no_run, principal_of, run_named
 from jurat.api.server.shapes import number, tell
-from jurat.api.server.strict import StrictRoute
 from jurat.platform.db import tables as t
 from jurat.platform.db.writer import Busy
 from jurat.platform.errors import DataError, FencedOut
@@ -25,63 +24,7 @@ from jurat.platform.runs import events, ingest, leases, ledger, metrics, rollups
 from jurat.platform.runs.records import Point, RunInfo
 from jurat.platform.runs.repository import evaluation_to_json
 
-router = APIRouter(tags=["records"], route_class=StrictRoute)
-
-
-@router.get("/runs/{run}/events", summary="What happened, in order", responses=responses("bad-page-token"))
-def list_events(
-    run: RunId, service: Here, who: CanRead, page_size: PageSize = 50, page_token: PageToken = None
-) -> Response:
-    found = run_named(service, run)
-    asked = f"events\x00{run}\x00{page_size}"
-    after = 0 if page_token is None else int(pages.unseal(service.secret, asked, page_token, 1)[0] or 0)
-    rows = service.store.read(lambda c: events.read(c, found.pk, after=after, limit=page_size + 1))
-    shown = [
-        {"seq": e.seq, "at": e.at, "kind": e.kind, "segment": e.segment, "payload": e.payload} for e in rows[:page_size]
-    ]
-    token = pages.seal(service.secret, asked, [rows[page_size - 1].seq]) if len(rows) > page_size else None
-    return tell({"events": shown, "next_page_token": token})
-
-
-@router.get("/runs/{run}/segments", summary="Processes that trained it", responses=responses())
-def list_segments(run: RunId, service: Here, who: CanRead) -> Response:
-    found = run_named(service, run)
-    return tell({"segments": [{name: getattr(s, name) for name in s.__slots__} for s in service.store.segments(found)]})
-
-
-@router.get("/runs/{run}/checkpoints", summary="Checkpoints that count", responses=responses())
-def list_checkpoints(run: RunId, service: Here, who: CanRead) -> Response:
-    found = run_named(service, run)
-    made = service.store.checkpoints(found)
-    return tell({"checkpoints": [
-        {"digest": c.ref.digest, "step": c.ref.step, "stage": c.stage, "segment": c.segment,
-        "parent": c.ref.parent or None, "at": c.at}
-        for c in made
-    ]})  # fmt: skip
-
-
-@router.get("/runs/{run}/evaluations", summary="Held-out measurements", responses=responses())
-def list_evaluations(run: RunId, service: Here, who: CanRead) -> Response:
-    found = run_named(service, run)
-    return tell(
-        {
-            "evaluations": [
-                {"segment": m.segment, "at": m.at, **evaluation_to_json(m.result)}
-                for m in service.store.evaluations(found)
-            ]
-        }
-    )
-
-
-@router.get("/runs/{run}/verifier-stats", summary="What each verifier said, by step", responses=responses())
-def verifier_stats(run: RunId, service: Here, who: CanRead) -> Response:
-    found = run_named(service, run)
-    return tell(
-        {"stats": [{name: getattr(s, name) for name in s.__slots__} for s in service.store.verdict_stats(found)]}
-    )
-
-
-# ---- metrics, written --------------------------------------------------------------------------------------------
+router = strict.routes("records")
 
 
 @router.post(
@@ -156,6 +99,59 @@ async def add_facts(run: RunId, asked: shapes.Facts, request: Request, service: 
     return tell({"stored": stored})
 
 
+@router.get("/runs/{run}/events", summary="What happened, in order", responses=responses("bad-page-token"))
+def list_events(
+    run: RunId, service: Here, who: CanRead, page_size: PageSize = 50, page_token: PageToken = None
+) -> Response:
+    found = run_named(service, run)
+    asked = f"events\x00{run}\x00{page_size}"
+    after = 0 if page_token is None else int(pages.unseal(service.secret, asked, page_token, 1)[0] or 0)
+    rows = service.store.read(lambda c: events.read(c, found.pk, after=after, limit=page_size + 1))
+    shown = [
+        {"seq": e.seq, "at": e.at, "kind": e.kind, "segment": e.segment, "payload": e.payload} for e in rows[:page_size]
+    ]
+    token = pages.seal(service.secret, asked, [rows[page_size - 1].seq]) if len(rows) > page_size else None
+    return tell({"events": shown, "next_page_token": token})
+
+
+@router.get("/runs/{run}/segments", summary="Processes that trained it", responses=responses())
+def list_segments(run: RunId, service: Here, who: CanRead) -> Response:
+    found = run_named(service, run)
+    return tell({"segments": [{name: getattr(s, name) for name in s.__slots__} for s in service.store.segments(found)]})
+
+
+@router.get("/runs/{run}/checkpoints", summary="Checkpoints that count", responses=responses())
+def list_checkpoints(run: RunId, service: Here, who: CanRead) -> Response:
+    found = run_named(service, run)
+    made = service.store.checkpoints(found)
+    return tell({"checkpoints": [
+        {"digest": c.ref.digest, "step": c.ref.step, "stage": c.stage, "segment": c.segment,
+        "parent": c.ref.parent or None, "at": c.at}
+        for c in made
+    ]})  # fmt: skip
+
+
+@router.get("/runs/{run}/evaluations", summary="Held-out measurements", responses=responses())
+def list_evaluations(run: RunId, service: Here, who: CanRead) -> Response:
+    found = run_named(service, run)
+    return tell(
+        {
+            "evaluations": [
+                {"segment": m.segment, "at": m.at, **evaluation_to_json(m.result)}
+                for m in service.store.evaluations(found)
+            ]
+        }
+    )
+
+
+@router.get("/runs/{run}/verifier-stats", summary="What each verifier said, by step", responses=responses())
+def verifier_stats(run: RunId, service: Here, who: CanRead) -> Response:
+    found = run_named(service, run)
+    return tell(
+        {"stats": [{name: getattr(s, name) for name in s.__slots__} for s in service.store.verdict_stats(found)]}
+    )
+
+
 def columns(asked: shapes.MetricBatch) -> tuple[list[str], list[int], list[float]]:
     """Names, steps and values. Raises Problem."""
     if (asked.rows is None) == (asked.names is None):
@@ -209,6 +205,7 @@ def last_metrics(
     """With the least and the most of all values; `names`, joined by commas, chooses some."""
     found = run_named(service, run)
     wanted = [name.strip() for name in names.split(",") if name.strip()] or None
+    search.refuse_unknown(service.store, wanted or (), "names")
     latest = service.store.read(lambda c: metrics.latest(c, [found.pk], wanted))[found.pk]
     made = {
         name: {"step": v.step, "at": v.at, "value": number(v.value), "min": number(v.least), "max": number(v.most)}
@@ -232,6 +229,7 @@ def history(
     page_token: PageToken = None,
 ) -> Response:
     found = run_named(service, run)
+    search.refuse_unknown(service.store, [name], "name")
     if max_points is not None:
         buckets, slow = service.store.read(
             lambda c: (

@@ -5,21 +5,20 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 
-from jurat.api.server import pages, shapes
+from jurat.api.server import pages, shapes, strict
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import PageSize, PageToken
 from jurat.api.server.service import CanRead, CanWrite, Here, Service, once
 from jurat.api.server.shapes import tell
-from jurat.api.server.strict import StrictRoute
 from jurat.datasets.manifest import Manifest
 from jurat.platform.db import tables as t
 from jurat.platform.db.keyset import Key, after, ordering
 from jurat.platform.errors import DataError, NameTaken
 from jurat.platform.provenance import folders, versions
 
-router = APIRouter(tags=["registry"], route_class=StrictRoute)
+router = strict.routes("registry")
 _D, _M = t.dataset_version.c, t.model_version.c
 Named = Annotated[str, Path(max_length=500)]
 

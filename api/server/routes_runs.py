@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from jurat.api import forking
-from jurat.api.server import launching, search, shapes
+from jurat.api.server import launching, search, shapes, strict
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.service import (
     CanLaunch,
@@ -27,7 +27,6 @@ from jurat.api.server.service import (
     unchanged,
 )
 from jurat.api.server.shapes import tell
-from jurat.api.server.strict import StrictRoute
 from jurat.platform.canonical import digest
 from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
@@ -39,7 +38,7 @@ from jurat.platform.runs import search as find
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.states import LEASED
 
-router = APIRouter(tags=["runs"], route_class=StrictRoute)
+router = strict.routes("runs")
 
 Filter = Annotated[
     str, Query(max_length=8192, description="For example `state = running AND metrics.reward/mean > 0.5`.")

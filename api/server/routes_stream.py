@@ -20,21 +20,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from starlette.responses import StreamingResponse
 
+from jurat.api.server import strict
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import RunId
 from jurat.api.server.service import Here, Service, denied, principal_of, run_named, still
 from jurat.api.server.shapes import number
-from jurat.api.server.strict import StrictRoute
 from jurat.platform.db import tables as t
 from jurat.platform.errors import JuratError
 from jurat.platform.runs import events
 from jurat.platform.runs.states import ENDED
 
 log = logging.getLogger(__name__)
-router = APIRouter(tags=["runs"], route_class=StrictRoute)
+router = strict.routes("runs")
 
 LOOK_SECONDS = 0.2
 PING_SECONDS = 15.0

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
-from jurat.api.server import pages, shapes
+from jurat.api.server import pages, shapes, strict
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import PageSize, PageToken
 from jurat.api.server.service import CanRead, CanVouch, Here, denied, etag, principal_of, refuse_stale, unchanged
 from jurat.api.server.shapes import tell
-from jurat.api.server.strict import StrictRoute
 from jurat.platform.db import tables as t
 from jurat.platform.provenance import versions
 
-router = APIRouter(tags=["verifiers"], route_class=StrictRoute)
+router = strict.routes("verifiers")
 
 _V, _R, _N = t.verifier_version.c, t.verifier_release.c, t.verifier.c
 _TOLD = (

@@ -58,9 +58,19 @@ def whole(store: Store, found: RunInfo, *, recipe: bool = False, metrics: Sequen
     made["tags"] = store.read(lambda connection: find.labels(connection, found.pk, "tag"))
     if metrics:
         columns = None if "*" in metrics else metrics
+        refuse_unknown(store, columns or (), "metrics")
         latest = store.read(lambda connection: metrics_of.values(connection, [found.pk], columns))
         made["metrics"] = shapes.numbers(latest[found.pk])
     return made
+
+
+def refuse_unknown(store: Store, names: Sequence[str], where: str) -> None:
+    """Raises Problem for a metric that no run has: 400, as for a field that there is not."""
+    try:
+        store.read(lambda connection: metrics_of.refuse_unknown(connection, names, where=where))
+    except ConfigError as error:
+        errors = [{"pointer": where, "code": "unknown-metric", "message": error.what}]
+        raise Problem("bad-request", f"{error.what} {error.fix}", errors=errors) from None
 
 
 def search(

@@ -11,12 +11,12 @@ _SERVER: sa.ColumnElement[int] = sa.cast(
     sa.extract("epoch", sa.func.clock_timestamp(type_=sa.DateTime(timezone=True))) * 1_000_000, sa.BigInteger
 )
 
+_LOCAL = sa.bindparam("clock", callable_=lambda: time.time_ns() // 1000, type_=sa.BigInteger)
 
-def clock(connection: sa.Connection) -> sa.ColumnElement[Any]:
-    """UTC epoch microseconds, as a column. Clients' clocks are stored, never compared."""
-    if connection.dialect.name == "postgresql":
-        return _SERVER
-    return sa.literal(time.time_ns() // 1000, sa.BigInteger)
+
+def clock(dialect: str) -> sa.ColumnElement[Any]:
+    """UTC epoch microseconds, as a column that is read at each execution. Clients' clocks are stored, never compared."""
+    return _SERVER if dialect == "postgresql" else _LOCAL
 
 
 def now(connection: sa.Connection) -> int:

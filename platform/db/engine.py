@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.pool import StaticPool
 
 from jurat.platform.errors import ConfigError, RunFailed
@@ -53,7 +56,48 @@ def _without_password(url: str) -> str:
     return f"{head.partition('://')[0]}://...@{tail}" if at else url
 
 
+LOOK_SECONDS = 1.0
+"""Between two looks whether the file is still the one that was opened."""
+
+
+class _SameFile:
+    """A file that is removed or replaced goes on being written, where nobody will ever read it: that is refused."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        name = engine.url.database or ""
+        self._path = None if name in ("", ":memory:") or name.startswith("file:") else Path(name)
+        self._opened: tuple[int, int] | None = None
+        self._next = 0.0
+
+    def keep(self) -> None:
+        """What is there now is the file."""
+        if self._path is not None and self._opened is None:
+            self._opened = self._found()
+
+    def check(self) -> None:
+        """Raises OperationalError."""
+        if self._opened is None or time.monotonic() < self._next:
+            return
+        if self._found() != self._opened:
+            said = sqlite3.OperationalError("the database's file was removed or replaced: restart what uses it")
+            raise OperationalError("BEGIN", {}, said)
+        self._next = time.monotonic() + LOOK_SECONDS
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path or "")
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+
 def _sqlite_events(engine: sa.Engine, busy_seconds: float, durable: bool) -> None:
+    file = _SameFile(engine)
+
+    @event.listens_for(engine, "do_connect")
+    def _opens(*_: Any) -> None:
+        file.check()
+
     @event.listens_for(engine, "connect")
     def _opened(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
@@ -70,9 +114,11 @@ def _sqlite_events(engine: sa.Engine, busy_seconds: float, durable: bool) -> Non
         ):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
+        file.keep()
 
     @event.listens_for(engine, "begin")
     def _begun(connection: sa.Connection) -> None:
+        file.check()
         # A write takes its lock at once: a reader that turns writer half way could only fail.
         writes = connection.get_execution_options().get("jurat_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
@@ -97,9 +143,12 @@ def _server_events(engine: sa.Engine, busy_seconds: float, durable: bool) -> Non
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """One consistent snapshot."""
-    with engine.connect() as connection, connection.begin():
-        yield connection
+    """One consistent snapshot, however many statements look at it."""
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execution_options(isolation_level="REPEATABLE READ")
+        with connection.begin():
+            yield connection
 
 
 _AFTER = "jurat_after_commit"

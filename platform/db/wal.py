@@ -50,13 +50,14 @@ class WriteAheadLog:
 
     def tend(self) -> None:
         """After a commit, and from time to time while it is full."""
-        if self.size() >= SOFT and time.monotonic() >= self._next:
+        size, was = self.size(), self.full
+        if size >= SOFT and time.monotonic() >= self._next:
             try:
                 self._checkpoint()
             except (SQLAlchemyError, sqlite3.Error) as error:
                 log.warning("no checkpoint of the write-ahead log: %s", error)
             self._next = time.monotonic() + EVERY_SECONDS
-        size, was = self.size(), self.full
+            size = self.size()
         self.full = size >= HARD
         if self.full and not was:
             log.warning(

@@ -31,6 +31,7 @@ from jurat.platform.db.engine import in_memory
 from jurat.platform.db.upgrade import upgrade
 from jurat.platform.errors import DataError, RunFailed
 from jurat.platform.provenance import folders, lineage, points, record
+from jurat.platform.runs.disk import opened
 from jurat.platform.runs.gc import IMPORTED
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.rollouts import sync_folder
@@ -60,8 +61,8 @@ def write_record(store: Store, run: RunInfo) -> None:
 def open_copy(folder: Path) -> tuple[Store, RunInfo]:
     """A store of this one run, in memory, read from a copy of its folder. Raises DataError."""
     try:
-        said = json.loads((folder / RECORD).read_text("utf-8"))
-        measured = (folder / METRICS).read_bytes()
+        with opened(folder / RECORD) as file, opened(folder / METRICS) as points_:
+            said, measured = json.loads(file.read()), points_.read()
     except (OSError, ValueError) as error:
         raise DataError(
             f"this is no folder of a run that ended: {error}",
@@ -123,6 +124,7 @@ def pieces(store: Store, run: RunInfo, *, weights: bool = True) -> Iterator[byte
     sink = io.BytesIO()
     points.write_parquet(table, sink)
     texts = {RECORD: json.dumps(said, sort_keys=True).encode(), METRICS: sink.getvalue()}
+    del said, table, sink  # a slow reader may take hours for the rest
     files = dict(_files(run.folder, weights=weights))
     sizes = {name: len(data) for name, data in texts.items()}
     sizes |= {name: path.stat().st_size for name, path in files.items()}

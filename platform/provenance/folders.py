@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jurat.platform.canonical import digest
+from jurat.platform.runs.disk import opened
 
 _CACHED_FROM = 1 << 20
 """Bytes: smaller files are hashed each time."""
@@ -39,7 +40,7 @@ def digest_of(files: Mapping[str, str]) -> str:
 
 
 def file_digest(path: Path) -> str:
-    with path.open("rb") as stream:
+    with opened(path) as stream:
         return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -16,6 +16,7 @@ from jurat.platform.db.chunks import chunks
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.provenance import drift, edges, folders, versions
 from jurat.platform.provenance.records import Edge, Node
+from jurat.platform.runs.disk import opened
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.search import flattened
 from jurat.platform.types import CheckpointRef
@@ -143,7 +144,8 @@ def damaged(path: Path, *, without_weights: bool = False) -> str:
     """What is wrong with a checkpoint's folder by its own manifest; '' if every file is as it says. ``without_weights``:
     tensors may be absent, as from a bundle that left them out."""
     try:
-        files = dict(json.loads((path / "manifest.json").read_text("utf-8"))["files"])
+        with opened(path / "manifest.json") as file:
+            files = dict(json.loads(file.read())["files"])
         for name, wanted in sorted(files.items()):
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 return f"manifest.json names {name!r}, outside the folder"
@@ -250,7 +252,8 @@ def whole_checkpoint(connection: sa.Connection, digest: str) -> CheckpointRef:
 def cursor(path: Path) -> Any:
     """Where in its data a checkpoint stands; None where its folder is not there."""
     try:
-        state = json.loads((path / "state.json").read_text("utf-8"))
+        with opened(path / "state.json") as file:
+            state = json.loads(file.read())
         return state["source"]["source"]["problems"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -296,7 +299,8 @@ def uses(connection: sa.Connection, node: Node) -> list[dict[str, Any]]:
 
 
 def affected(connection: sa.Connection, node: Node) -> Walk:
-    """All that would be tainted if the node is bad: rewards, segments, their checkpoints, what began from these, exports."""
+    """All that would be tainted if the node is bad: rewards, segments, their checkpoints, what began from these, exports.
+    ``cut``: there is more than the walk tells."""
     return walk(connection, [node], "forward", depth=MAX_NODES)
 
 

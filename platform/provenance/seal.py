@@ -1,5 +1,6 @@
 """A digest over all rows of a run that has finished, kept as its event ``sealed``: what no part and no event holds is held
-by it. Metric points, segments, checkpoints, evaluations, parts and verdict counts then cannot be changed unnoticed."""
+by it. Metric points, segments, checkpoints, evaluations, parts, verdict counts, the edges into the run and its segments,
+and when and by which recipe and reward it was made, then cannot be changed unnoticed."""
 
 from __future__ import annotations
 
@@ -18,8 +19,6 @@ from jurat.platform.runs import events
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.store import Store
 
-KIND, COMING = "sealed", "sealing"
-"""``sealing`` is said before the run ends, so that the chain of its events holds it: without a seal after it one was cut off."""
 SOON = 60_000_000
 """Microseconds after its end in which a run may still get its seal."""
 COLUMNS = {
@@ -30,14 +29,17 @@ COLUMNS = {
     "data_part": ("segment", "kind", "step_min", "step_max", "path", "digest", "rows", "bytes", "schema_version", "at"),
     "verdict_stat": ("segment", "step", "member", "verifier", "version_digest", "n", "scored", "score_sum", "seconds_sum",
                      "seconds_max", "statuses"),
+    "edge": ("src_kind", "src", "dst_kind", "dst", "role"),
+    "run": ("id", "created", "recipe_digest", "reward_digest"),
 }  # fmt: skip
-"""Never changed: a seal of before would break. A checkpoint's place is this machine's; its ``meta`` is in its manifest."""
+"""Columns of a table never change: a seal of before would break; it holds what tables it names.
+A checkpoint's place is this machine's; its ``meta`` is in its manifest."""
 
 
 def seal(store: Store, run: RunInfo) -> None:
     """Of a run whose rows change no more: they are read before anything is locked, as a run has millions."""
     made = store.read(lambda connection: rows(connection, run.pk))
-    store.write(lambda connection: events.add(connection, run.pk, KIND, made, at=now(connection)))
+    store.write(lambda connection: events.add(connection, run.pk, events.SEALED, made, at=now(connection)))
 
 
 def rows(connection: sa.Connection, run_pk: int) -> Mapping[str, str]:
@@ -50,12 +52,14 @@ def broken(connection: sa.Connection, run: RunInfo) -> list[str]:
     """The tables that say something else than when the run was sealed. A run that went on, or whose rows ``jurat gc``
     collected, is held to nothing."""
     told = events.read(connection, run.pk, after=0, limit=None)
-    last = next((event for event in reversed(told) if event.kind in (KIND, COMING, "collected")), None)
-    if last is not None and last.kind == COMING and run.state == "finished":
+    last = next((event for event in reversed(told) if event.kind in (events.SEALED, events.SEALING, "collected")), None)
+    if last is not None and last.kind == events.SEALING and run.state == "finished":
         if now(connection) - (run.ended or 0) < SOON:
             return []  # its process is at it
-        return ["the seal is missing: it was removed, or could not be written when the run ended"]
-    if last is None or last.kind != KIND or run.state != "finished":
+        return [
+            "the run is not sealed: its process was killed at its very end, and jurat runs seal mends it; or the seal was removed"
+        ]
+    if last is None or last.kind != events.SEALED or run.state != "finished":
         return []
     found = rows(connection, run.pk)
     return [f"{name}: its rows are not those that the run was sealed with (event {last.seq})"
@@ -64,10 +68,20 @@ def broken(connection: sa.Connection, run: RunInfo) -> list[str]:
 
 def _of_table(connection: sa.Connection, table: sa.Table, run_pk: int) -> str:
     kept = [table.c[name] for name in COLUMNS[table.name]]
-    query = sa.select(*kept).where(table.c.run_pk == run_pk)
+    query = sa.select(*kept).where(_of_run(table, run_pk))
     said = [events.normal([[column.name, row[place]] for place, column in enumerate(kept)])
             for row in connection.execute(query)]  # fmt: skip
     return digest(sorted(said, key=digest))
+
+
+def _of_run(table: sa.Table, run_pk: int) -> sa.ColumnElement[bool]:
+    if table is t.run:
+        return t.run.c.pk == run_pk
+    if table is t.edge:  # those of its checkpoints follow from their rows, and exports are made later
+        run_id = sa.select(t.run.c.id).where(t.run.c.pk == run_pk).scalar_subquery()
+        return sa.and_(t.edge.c.run_id == run_id, t.edge.c.dst_kind.in_(["segment", "run"]))
+    held: sa.ColumnElement[bool] = table.c.run_pk == run_pk
+    return held
 
 
 def _of_points(connection: sa.Connection, run_pk: int) -> str:

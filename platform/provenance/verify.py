@@ -9,9 +9,9 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from jurat.platform.canonical import digest
-from jurat.platform.provenance import blobs, folders, seal
+from jurat.platform.provenance import blobs, folders, seal, versions
 from jurat.platform.provenance.lineage import NO_WEIGHTS, damaged, made_of
-from jurat.platform.runs import events, ingest
+from jurat.platform.runs import events, ingest, metrics
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.rollouts import verify_parts
 from jurat.platform.runs.store import Store
@@ -33,8 +33,8 @@ class Report:
 
 
 def verify(store: Store, run: RunInfo) -> Report:
-    """Walk the chain of events; hold metric points to their fingerprints, and the rows of a finished run to its seal; hash
-    every part and every checkpoint that is there, superseded ones too."""
+    """Walk the chain of events; hold metric points to their fingerprints, what searches read to the points, and the rows of
+    a finished run to its seal; hash every part and every checkpoint that is there, superseded ones too."""
     told = store.events(run)
     faults = [broken] if (broken := events.broken(told)) else []
     moves = [event for event in told if event.kind == "state"]
@@ -44,6 +44,7 @@ def verify(store: Store, run: RunInfo) -> Report:
     faults += store.read(lambda connection: list(_contents(connection, run)))
     points, changed = store.read(lambda connection: ingest.faults(connection, run.pk))
     faults += changed
+    faults += store.read(lambda connection: metrics.newest_faults(connection, run.pk))
     faults += verify_parts(store, run)
     saved = store.checkpoints(run, all_rows=True)
     there = [each for each in saved if Path(each.ref.path).is_dir()]
@@ -60,8 +61,10 @@ def verify(store: Store, run: RunInfo) -> Report:
 
 
 def _contents(connection: sa.Connection, run: RunInfo) -> Iterator[str]:
-    """Sources of verifiers and patches that are not what their digest says."""
+    """Rewards, sources of verifiers and patches that are not what their digest says."""
     for node, said in made_of(connection, run).nodes.items():
+        if node.kind == "reward_spec" and (wrong := versions.unlike(connection, node.id)):
+            yield f"{node.kind} {node.id}: {wrong}"
         named = said.get({"verifier_version": "source", "environment": "patch"}.get(node.kind, ""))
         content = blobs.get(connection, named) if named else None
         if named and content is None:

@@ -14,6 +14,7 @@ from jurat.platform.db.chunks import chunks
 from jurat.platform.db.clock import now
 from jurat.platform.db.insert import insert_new
 from jurat.platform.errors import ConfigError, NameTaken, nearest
+from jurat.platform.identity.rewards import SCHEMA, labels, reward_digest
 from jurat.platform.provenance import blobs, edges
 from jurat.platform.provenance.records import Edge, Ingredients, Node, Observation, VerifierFacts, Version
 
@@ -278,6 +279,24 @@ def _reward(connection: sa.Connection, made_of: Ingredients, at: int) -> None:
         connection.execute(sa.delete(t.reward_member).where(m.reward_digest == made_of.reward))
         connection.execute(sa.delete(t.edge).where(e.dst_kind == "reward_spec", e.dst == made_of.reward))
     insert_new(connection, t.reward_member, members)
+
+
+def unlike(connection: sa.Connection, reward: str) -> str:
+    """What the store says of a reward that is not what its digest says; '' if all is as it was, or of schema 1."""
+    m = t.reward_member.c
+    spec = connection.execute(sa.select(t.reward_spec.c.spec).where(t.reward_spec.c.digest == reward)).scalar()
+    if not isinstance(spec, dict) or spec.get("schema") != SCHEMA:
+        return ""
+    rows = connection.execute(sa.select(t.reward_member).where(m.reward_digest == reward).order_by(m.position)).all()
+    found = reward_digest(spec, [(row.label, row.verifier, row.version_digest) for row in rows])
+    if found != reward:
+        return f"its members and their versions make {found[:19]}..."
+    said = dict(zip(labels([member["use"] for member in spec["members"]]), spec["members"], strict=True))
+    for row in rows:
+        member = said.get(row.label) or said["problem"]
+        if (row.role, float(row.weight)) != (member["role"], float(member["weight"])):
+            return f"role and weight of member {row.label} are not those of its spec"
+    return ""
 
 
 def _dataset_row(manifest: Mapping[str, Any], at: int) -> dict[str, Any]:

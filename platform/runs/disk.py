@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from jurat.platform.errors import ConfigError
 
@@ -31,3 +34,13 @@ def spare(folder: Path) -> int:
     found = shutil.disk_usage(folder)
     floor = reserve()
     return found.free - (min(RESERVE, found.total // 20) if floor is None else floor)
+
+
+def opened(path: Path) -> BinaryIO:
+    """A regular file, to be read: a pipe that somebody put into a folder of ours would keep its reader waiting for ever.
+    Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")

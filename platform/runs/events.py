@@ -19,8 +19,10 @@ from jurat.platform.db import tables as t
 from jurat.platform.runs.records import Event
 
 Row = Mapping[str, Any]
+SEALED, SEALING = "sealed", "sealing"
+"""``sealing`` is said before the run ends, so that the chain of its events holds it: without a seal after it one was cut off."""
 OWN = frozenset({
-    "state", "command", "stalled", "deleted", "collected", "scrubbed", "sealing", "sealed", "reward_change_accepted", "canary_drift",
+    "state", "command", "stalled", "deleted", "collected", "scrubbed", SEALING, SEALED, "reward_change_accepted", "canary_drift",
     "nondeterministic",
 })  # fmt: skip
 """Kinds that this store says of a run by ``add``. A ledger may be told any other, and none of these comes from outside."""

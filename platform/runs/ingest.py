@@ -16,7 +16,9 @@ import sqlite3
 import weakref
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,20 +83,18 @@ class Place(NamedTuple):
 def place(connection: sa.Connection, run_id: str) -> Place | None:
     """A run, which nobody takes over until the transaction ends. Locked as ``settle`` will update it: two who first shared it
     would wait for one another."""
-    r, s = t.run.c, t.segment.c
-    newest = sa.select(sa.func.max(s.no)).where(s.run_pk == r.pk).scalar_subquery()
-    asked = sa.select(
-        r.pk,
-        r.id,
-        r.state,
-        r.deleted_at,
-        r.lease_owner,
-        r.lease_epoch,
-        clock(connection).label("at"),
-        newest.label("newest"),
-    ).where(r.id == run_id)
-    found = connection.execute(asked.with_for_update(key_share=True, of=t.run)).first()
+    found = connection.execute(_place(connection.dialect.name), {"run": run_id}).first()
     return None if found is None else Place(*found)
+
+
+@cache
+def _place(dialect: str) -> sa.Select[Any]:
+    """Built once: to build it took as long as to run it."""
+    r, s = t.run.c, t.segment.c
+    newest = sa.select(sa.func.max(s.no)).where(s.run_pk == r.pk).scalar_subquery().label("newest")
+    columns = (r.pk, r.id, r.state, r.deleted_at, r.lease_owner, r.lease_epoch, clock(dialect).label("at"), newest)
+    asked = sa.select(*columns).where(r.id == sa.bindparam("run"))
+    return asked.with_for_update(key_share=True, of=t.run)
 
 
 # ---- gathering ---------------------------------------------------------------------------------------------------
@@ -270,18 +270,25 @@ class _Folded(NamedTuple):
     """run, newest time."""
 
 
+def _begins(differs: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Places where a stretch of equal rows begins; ``differs``: of each row but the first, from the one before."""
+    made = np.ones(len(differs) + 1, np.bool_)
+    made[1:] = differs
+    return np.flatnonzero(made)
+
+
 def fold(points: Columns) -> _Folded:
     """Points, not empty, no two at one place."""
     sorted_ = points.take(np.lexsort((points.step, points.segment, points.key, points.run)))
     run, key, segment, step, at, value = sorted_
     same = (run[1:] == run[:-1]) & (key[1:] == key[:-1])
-    first = np.flatnonzero(np.r_[True, ~same])
-    last = np.r_[first[1:], len(run)] - 1
+    first = _begins(~same)
+    last = np.append(first[1:], len(run)) - 1
     least, most = np.fmin.reduceat(value, first), np.fmax.reduceat(value, first)
-    begin = np.flatnonzero(np.r_[True, ~(same & (segment[1:] == segment[:-1]))])
-    count = np.diff(np.r_[begin, len(run)])
+    begin = _begins(~(same & (segment[1:] == segment[:-1])))
+    count = np.diff(np.append(begin, len(run)))
     digest = np.bitwise_xor.reduceat(fingerprints(sorted_), begin).view(np.int64)
-    of_run = np.flatnonzero(np.r_[True, run[1:] != run[:-1]])
+    of_run = _begins(run[1:] != run[:-1])
     return _Folded(
         latest=(run[last], key[last], segment[last], step[last], at[last], value[last], least, most),
         series=(run[begin], key[begin], segment[begin], count, digest, step[begin]),
@@ -347,21 +354,32 @@ WHERE run.pk = x.pk AND (last_step_at IS NULL OR last_step_at < x.at)
 
 def _insert_sqlite(connection: sa.Connection, points: Columns) -> Columns:
     """The points that were new."""
-    cursor: Any = connection.connection.cursor()
-    insert = cursor.execute
-    rows = zip(*(column.tolist() for column in points), strict=True)
-    try:
-        made = [insert(_SQLITE_POINT, row).rowcount > 0 for row in rows]
-    except sqlite3.Error as error:
-        raise sa.exc.DBAPIError.instance(_SQLITE_POINT, (), error, sqlite3.Error, dialect=connection.dialect) from error
-    finally:
-        cursor.close()
+    with _sqlite(connection) as cursor:
+        insert = cursor.execute
+        made = [insert(_SQLITE_POINT, row).rowcount > 0 for row in _rows(points)]
     return points if all(made) else points.take(np.array(made))
 
 
 def _fold_sqlite(connection: sa.Connection, folded: _Folded) -> None:
-    for statement, columns in zip(_SQLITE_FOLDS, folded, strict=True):
-        connection.exec_driver_sql(statement, list(zip(*(column.tolist() for column in columns), strict=True)))
+    with _sqlite(connection) as cursor:
+        for statement, columns in zip(_SQLITE_FOLDS, folded, strict=True):
+            cursor.executemany(statement, _rows(columns))
+
+
+@contextmanager
+def _sqlite(connection: sa.Connection) -> Iterator[sqlite3.Cursor]:
+    """A cursor of the driver, whose errors are SQLAlchemy's."""
+    cursor: Any = connection.connection.cursor()
+    try:
+        yield cursor
+    except sqlite3.Error as error:
+        raise sa.exc.DBAPIError.instance(_POINT, (), error, sqlite3.Error, dialect=connection.dialect) from error
+    finally:
+        cursor.close()
+
+
+def _rows(columns: Iterable[NDArray[Any]]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 def _insert_postgres(connection: sa.Connection, points: Columns) -> Columns:
@@ -371,7 +389,7 @@ def _insert_postgres(connection: sa.Connection, points: Columns) -> Columns:
         return points if count else points.take(slice(0, 0))
     new = set(map(tuple, made))
     kept = []
-    for at, row in enumerate(zip(*(column.tolist() for column in points[:4]), strict=True)):
+    for at, row in enumerate(_rows(points[:4])):
         if row in new:
             new.remove(row)  # the first of two in one batch is the one that was stored
             kept.append(at)
@@ -382,10 +400,3 @@ def _fold_postgres(connection: sa.Connection, folded: _Folded) -> None:
     connection.exec_driver_sql(
         _POSTGRES_FOLD, tuple(packed(column) for column in itertools.chain.from_iterable(folded))
     )
-
-
-def insert(connection: sa.Connection, run_pk: int, rows: Collection[Mapping[str, Any]]) -> None:
-    """rows: segment, step, at, name, value (float). The segments are there already."""
-    insert_points(connection, run_pk, [
-        (row["segment"], row["step"], row["at"], t.visible(row["name"]), row["value"]) for row in rows
-    ])  # fmt: skip

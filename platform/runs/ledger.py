@@ -5,8 +5,9 @@
                        | full           (none below a floor) v                          v
                        +-> spool file, by the caller         kept and tried again       spool file, drained later
 
-``flush`` returns when everything recorded before it is committed, or fsynced in the spool, or known to be lost, which
-is logged. While the database is known to be away it asks the spool alone, so that no checkpoint waits for a dead service.
+Records are gathered for a second, unless somebody waits or many came. ``flush`` returns when everything recorded before it
+is committed, or fsynced in the spool, or known to be lost, which is logged. While the database is known to be away it
+asks the spool alone, so that no checkpoint waits for a dead service.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 
 _GROUP = 64
 """Records per transaction at most."""
+_LINGER = 1.0
+"""Seconds that the writer gathers records which nobody waits for: a transaction costs more than what is in it."""
 _CHUNK = 1000
 """Facts per transaction at most, where many waited."""
 _HELD = 100_000
@@ -173,9 +176,11 @@ class RunLedger:
         self._put(batch, size)
 
     @_timed
-    def record_advantages(self, step: int, advantages: Mapping[str, FloatArray]) -> None:
+    def record_advantages(
+        self, step: int, advantages: Mapping[str, FloatArray], optimised: Mapping[str, float]
+    ) -> None:
         size = sum(each.nbytes + 200 for each in advantages.values())
-        self._put(Advantages(step=step, of=dict(advantages)), size)
+        self._put(Advantages(step=step, of=dict(advantages), optimised=dict(optimised)), size)
 
     @_timed
     def record_step(self, report: StepReport) -> None:
@@ -298,7 +303,8 @@ class RunLedger:
         self._guarded(self._recover)
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._queue or self._closing, timeout=self._pause())
+                if self._wake.wait_for(lambda: self._queue or self._closing, timeout=self._pause()):
+                    self._wake.wait_for(self._pressing, timeout=_LINGER)
                 taken = [self._queue.popleft() for _ in range(min(_GROUP, len(self._queue)))]
                 closing = self._closing and not self._queue
             waiters = [item for item, _ in taken if isinstance(item, concurrent.futures.Future)]
@@ -315,6 +321,11 @@ class RunLedger:
                     self._lost += len(self._stuck) + len(self._held)
                     log.error("%d records could be kept nowhere and are lost", len(self._stuck) + len(self._held))
                 return
+
+    def _pressing(self) -> bool:
+        """What waits is not to wait for more."""
+        many = len(self._queue) >= _GROUP or self._bytes >= self._max_bytes // 8
+        return many or self._closing or any(isinstance(item, concurrent.futures.Future) for item, _ in self._queue)
 
     def _pause(self) -> float | None:
         """Seconds until something is to be tried again; None: nothing is."""
@@ -541,7 +552,9 @@ def insert(connection: sa.Connection, run_pk: int, ops: Sequence[Op], *, epoch: 
             sql.insert_facts(connection, table, run_pk, rows.pop(kind))
     point("ledger.mid_commit")
     if "metric" in rows:
-        ingest.insert(connection, run_pk, [{**row, "value": float(row["value"])} for row in rows.pop("metric")])
+        ingest.insert_points(connection, run_pk, [
+            (row["segment"], row["step"], row["at"], t.visible(row["name"]), float(row["value"])) for row in rows.pop("metric")
+        ])  # fmt: skip
     if "event" in rows:
         events.insert(connection, run_pk, rows.pop("event"))
     for row in rows.pop("end", []):

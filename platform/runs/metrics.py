@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from jurat.platform.db import tables as t
 from jurat.platform.db.chunks import chunks
+from jurat.platform.errors import ConfigError, nearest
 from jurat.platform.runs.ingest import known, numbers
 from jurat.platform.runs.records import Point, Segment
 
@@ -48,6 +49,17 @@ def number_of(connection: sa.Connection, name: str) -> int | None:
     return names.get(name)
 
 
+def refuse_unknown(connection: sa.Connection, names: Iterable[str], *, where: str) -> None:
+    """Raises ConfigError for a name that no run has, with the nearest: else a misspelt one is an empty answer. Where nothing
+    was recorded yet, every name may still come."""
+    missing = next((name for name in names if number_of(connection, name) is None), None)
+    if missing is not None and (there := connection.execute(sa.select(_k.name)).scalars().all()):
+        raise ConfigError(
+            f"no run has a metric {missing[:80]!r}.{nearest(missing[:80], there)}", where=where,
+            fix="GET /runs/RUN/metrics lists those of a run",
+        )  # fmt: skip
+
+
 def superseded(connection: sa.Connection, run_pk: int) -> None:
     """A new segment takes steps again: the newest value of each key whose newest was of such a step is found anew."""
     counts = {span.segment: span for span in _ordered_spans(connection, run_pk)}
@@ -69,6 +81,32 @@ def superseded(connection: sa.Connection, run_pk: int) -> None:
                     value=newest.value, least=least, most=most,
                 )
             )  # fmt: skip
+
+
+def newest_faults(connection: sa.Connection, run_pk: int) -> list[str]:
+    """What ``metric_latest`` holds and the points do not say. Where several segments took steps, points that count no more may
+    have widened its extremes, and the newest of a metric may be one that came late: these are no faults."""
+    counts = {span.segment: span for span in _ordered_spans(connection, run_pk)}
+    c = t.canonical_metric_point.c
+    bounds = sa.select(c.key_pk, sa.func.min(c.value), sa.func.max(c.value)).where(c.run_pk == run_pk)
+    extremes = {key: (least, most) for key, least, most in connection.execute(bounds.group_by(c.key_pk))}
+    held = {row.key_pk: row for row in connection.execute(sa.select(t.metric_latest).where(_l.run_pk == run_pk))}
+    names, out = _names(connection, extremes.keys() | held.keys()), []
+    for key in sorted(extremes.keys() | held.keys()):
+        row = held.get(key)
+        span = counts.get(row.segment) if row is not None else None
+        if row is not None and (span is None or (span.last is not None and row.step >= span.last)):
+            continue
+        rows = sa.select(c.segment, c.step, c.at, c.value).where(c.run_pk == run_pk, c.key_pk == key)
+        newest = connection.execute(rows.order_by(c.stage_index.desc(), c.step.desc()).limit(1)).first()
+        same = row is not None and newest is not None and (row.segment, row.step, row.at, row.value) == tuple(newest)
+        if row is not None and same and row.value is not None:
+            least, most = extremes[key]
+            exact = (row.least, row.most) == (least, most)
+            same = exact or (len(counts) > 1 and row.least <= least and row.most >= most)
+        if not same:
+            out.append(f"metric {names[key]!r}: what searches read of it (metric_latest) is not what its points say")
+    return out
 
 
 def _read(value: float | None) -> float:

@@ -17,7 +17,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from jurat.platform.db.tables import plain
 from jurat.platform.errors import DataError
 from jurat.platform.faults import point
 from jurat.platform.runs import bloom
+from jurat.platform.runs.disk import opened
 from jurat.platform.runs.records import Part, RunInfo
 from jurat.platform.runs.store import Store
 from jurat.platform.types import (
@@ -113,6 +114,7 @@ SCHEMA = pa.schema(
         ("status", pa.string()),  # of the first member
         ("verdicts", pa.list_(_VERDICT)),
         ("seconds", _SECONDS),  # by phase; null where nothing was sampled, and in parts written before there was one
+        ("gate", pa.string()),  # the member that made the reward 0; null where none did
     ]
 )
 ADVANTAGE_SCHEMA = pa.schema(
@@ -122,6 +124,7 @@ ADVANTAGE_SCHEMA = pa.schema(
         ("step", pa.int64()),
         ("advantage", pa.float32()),  # mean over the tokens that learn
         ("advantages", pa.list_(pa.float32())),  # [M] of each token that learns; null where all are equal
+        ("optimised", pa.float64()),  # the reward after normalisation and shaping; not in parts of before
     ]
 )
 """Of parts of kind ``advantage``: what the loss was told of each sample that learnt. Samples of a step in their order."""
@@ -148,6 +151,8 @@ class Record:
     """Mean over the tokens that learn; None where nothing was learnt from it."""
     advantages: tuple[float, ...] | None = None
     """Of each of those tokens, where they differ."""
+    optimised: float | None = None
+    """Its reward after normalisation and shaping, before the KL that the recipe may take off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -168,6 +173,8 @@ class Advantages:
     step: int
     of: Mapping[str, FloatArray]
     """rollout id -> [M], its tokens that learn"""
+    optimised: Mapping[str, float] = field(default_factory=dict)
+    """rollout id -> its reward after normalisation and shaping"""
 
 
 Texts = bool | Literal["extremes"] | float
@@ -222,6 +229,7 @@ def advantage_table(advantages: Advantages, *, segment: int) -> pa.Table:
         pa.array([advantages.step] * len(ids), pa.int64()),
         pa.array([float(each.mean(dtype=np.float64)) if len(each) else 0.0 for each in values], pa.float32()),
         pa.array([None if same else each for same, each in zip(even, values, strict=True)], pa.list_(pa.float32())),
+        pa.array([advantages.optimised.get(id) for id in ids], pa.float64()),
     ]
     notes = {"jurat.schema": SCHEMA_VERSION, "jurat.segment": segment, "jurat.step": advantages.step}
     schema = ADVANTAGE_SCHEMA.with_metadata({key: str(value) for key, value in notes.items()})
@@ -432,6 +440,7 @@ def _row(scored: Scored, baseline: bool, *, texts: bool) -> dict[str, Any]:
         "status": first.status if first else None,
         "verdicts": [_verdict(name, verdict) for name, verdict in judgement.verdicts.items()],
         "seconds": dict(scored.seconds) or None,
+        "gate": _utf8(reward.gate) if reward.gate else None,
     }
 
 
@@ -525,7 +534,8 @@ def _learnt(store: Store, run: RunInfo, records: list[Record], faults: list[str]
     for record in records:
         row = found.get((record.segment, record.step, record.scored.rollout.id))
         told = row and row["advantages"]
-        more = {"advantage": row["advantage"], "advantages": told and tuple(told)} if row else {}
+        more = {"advantage": row["advantage"], "advantages": told and tuple(told),
+                "optimised": row.get("optimised")} if row else {}  # fmt: skip
         out.append(replace(record, **more))
     return out
 
@@ -580,7 +590,7 @@ def locate(run: RunInfo, relative: str) -> Path:
 
 
 def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -665,6 +675,7 @@ def _record(row: Mapping[str, Any]) -> Record:
         parts={part["member"]: part["score"] for part in row["parts"]},
         steps=tuple(Step(**step) for step in row["reward_steps"]),
         trainable=row["trainable"],
+        gate=row.get("gate") or "",
     )
     judgement = Judgement(verdicts={v["member"]: _verdict_of(v) for v in row["verdicts"]}, reward=reward)
     return Record(

@@ -106,6 +106,7 @@ def find(
 ) -> Found:
     """A keyset page: stable under inserts. ``columns``: metrics to read with it, None for all. ``bodies`` False leaves
     ``recipe`` and ``meta`` empty. Raises ConfigError for a field or a position that there is not."""
+    metrics.refuse_unknown(connection, columns or (), where="metrics")
     keys, joined = _keys(connection, order or [Order()])
     kept = [c for c in _r if bodies or c.name not in ("recipe", "meta")]
     query = sa.select(*kept, *(key.column.label(f"sort_{n}") for n, key in enumerate(keys))).select_from(joined)
@@ -142,6 +143,7 @@ def _keys(connection: sa.Connection, order: Sequence[Order]) -> tuple[list[Key],
         column = TEXTS.get(each.field, NUMBERS.get(each.field))
         if column is None and each.field.startswith("metrics."):
             name, value = _metric(each.field)
+            metrics.refuse_unknown(connection, [name], where="order_by")
             number = metrics.number_of(connection, name)
             latest = t.metric_latest.alias()
             on = sa.and_(latest.c.run_pk == _r.pk, latest.c.key_pk == (-1 if number is None else number))
@@ -184,6 +186,7 @@ def _term(connection: sa.Connection, term: Term) -> sa.ColumnElement[bool]:
         return _exists(term, lambda c: sa.exists().where(*of, c(column)))
     if field.startswith("metrics."):
         name, column_name = _metric(field)
+        metrics.refuse_unknown(connection, [name], where="filter")
         key_pk = metrics.number_of(connection, name)
         if key_pk is None:
             return sa.true() if term.op == "!=" else sa.false()

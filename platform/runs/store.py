@@ -347,11 +347,9 @@ class Store:
 
     def add_metrics(self, run: RunInfo, segment: Segment, step: int, values: Mapping[str, float]) -> None:
         at = now()
-        rows = [
-            {"segment": segment.no, "step": step, "at": at, "name": k, "value": float(v)} for k, v in values.items()
-        ]
+        points = [(segment.no, step, at, t.visible(name), float(value)) for name, value in values.items()]
         with self._writing() as connection:
-            ingest.insert(connection, run.pk, rows)
+            ingest.insert_points(connection, run.pk, points)
 
     def add_checkpoint(self, run: RunInfo, segment: Segment, ref: CheckpointRef) -> None:
         with self._writing() as connection:

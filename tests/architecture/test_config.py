@@ -8,10 +8,10 @@ from jurat.platform.config import key_paths, parts_of
 from jurat.platform.recipe import Recipe, Stage
 
 
-def test_fewer_than_200_keys_to_learn() -> None:
+def test_fewer_than_220_keys_to_learn() -> None:
     """Each part once, every alternative counted; a stage repeats keys of the recipe (decisions/0007)."""
     keys = [f"{part.__name__}.{key}" for part in parts_of(Recipe) if part is not Stage for key in part.model_fields]
-    assert len(keys) < 200, len(keys)
+    assert len(keys) < 220, len(keys)
 
 
 def test_a_key_path_is_listed_once() -> None:

@@ -157,7 +157,8 @@ def test_rewards_are_normalised_and_those_judged_stay():
     algorithm = build_algorithm(
         recipe({"advantage": "dr_grpo", "normalise": {"over": "batch"}, "shaping": {"scale": 10.0}})
     )
-    assert algorithm.shaped_mean(found) == pytest.approx(0.0, abs=1e-5)
+    by_group = [list(algorithm.optimised([each]).values()) for each in found]
+    assert by_group == [pytest.approx([-10.0, 0.0], abs=1e-4), pytest.approx([10.0], abs=1e-4)]
     made_of = [s.advantages[-1] for s in algorithm.samples(found, {})]
     assert made_of == pytest.approx([-5.0, 5.0, 0.0], abs=1e-4)  # shaped after it, and one alone is 0
 

@@ -7,6 +7,7 @@ import pytest
 
 from jurat.platform.config import validate
 from jurat.platform.errors import ConfigError, RunFailed
+from jurat.platform.recipe import Member, RewardPart
 from jurat.platform.types import (
     Allocation,
     Batch,
@@ -26,6 +27,7 @@ from jurat.trainers.algorithms import build_algorithm
 from jurat.trainers.limits import Limits
 from jurat.trainers.metrics import step_metrics
 from jurat.trainers.samples import annotate
+from jurat.verifiers.reward import combine
 
 
 class Notes(list):
@@ -177,3 +179,45 @@ def test_a_greedy_sample_makes_a_signal():
     right, wrong = group("a", "correct").scored[0], group("b", "incorrect").scored[0]
     groups = [replace(group(name, "correct"), baseline=greedy) for name, greedy in (("c", wrong), ("d", right))]
     assert step_metrics(Batch(step=0, groups=tuple(groups)), [])["group/zero_variance"] == 0.5
+
+
+def test_the_order_of_operations_by_hand():
+    """score -> status -> combine -> scale -> length -> clip -> KL in the reward -> baseline -> mask (design note of rewards:
+    what is optimised is logged). Worked by hand: two members, weights 1 and 0.5, shaping 2 r - 1 - 0.1 a token beyond 2,
+    clip to [-1, 1.9], 0.1 KL at each token, leave-one-out."""
+    part = RewardPart(
+        members=(Member(use="a"), Member(use="b", role="style", weight=0.5), Member(use="c", gate=1.0, weight=0.0))
+    )
+    said = [  # (a, b, c), tokens
+        ((1.0, 1.0, 1.0), 3),  # 1.5 -> 2 - 0.1 -> clipped to 1.9
+        ((1.0, 0.0, 1.0), 2),  # 1 -> 1
+        ((1.0, 1.0, 0.0), 4),  # gate: 0 -> -1 - 0.2 -> clipped to -1
+        ((0.0, None, 1.0), 3),  # no score of b: in no baseline
+    ]
+
+    def one(index, scores, n):
+        made = {
+            label: Verdict.of("abstained") if score is None else Verdict.of("correct" if score else "incorrect")
+            for label, score in zip("abc", scores, strict=True)
+        }
+        bare = scored("p", index, "correct", n=n)
+        return replace(bare, judgement=Judgement(verdicts=made, reward=combine(part, made)))
+
+    group_ = replace(group("p", *["correct"] * 4), scored=tuple(one(i, *each) for i, each in enumerate(said)))
+    rule = algorithm(
+        algorithm={
+            "name": "grpo", "advantage": "rloo", "kl": {"coef": 0.1, "place": "reward"},
+            "shaping": {"scale": 2.0, "offset": -1.0, "per_token": 0.1, "free_tokens": 2, "clip": [-1.0, 1.9]},
+        }
+    )  # fmt: skip
+    moved = 0.25  # log pi(sampler) - log pi_ref at every token
+    ref = {s.rollout.id: s.rollout.sampler_logprobs - moved * s.rollout.loss_mask for s in group_.scored}
+    assert rule.optimised([group_]) == pytest.approx({"p-0": 1.9, "p-1": 1.0, "p-2": -1.0})
+    samples = rule.samples([group_], {"ref_logprobs": ref})
+    totals = np.array([1.9 - 0.1 * 0.25 * 3, 1.0 - 0.1 * 0.25 * 2, -1.0 - 0.1 * 0.25 * 4])  # 1.825, 0.95, -1.1
+    others = (totals.sum() - totals) / 2
+    assert [s.rollout_id for s in samples] == ["p-0", "p-1", "p-2"]
+    for sample, total, other in zip(samples, totals, others, strict=True):
+        np.testing.assert_allclose(sample.advantages[sample.loss_mask], total - other, atol=1e-6)
+        assert not sample.advantages[~sample.loss_mask].any()
+    assert totals[0] - others[0] == pytest.approx(1.9)  # 1.825 - (0.95 - 1.1) / 2

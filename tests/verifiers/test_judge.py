@@ -467,7 +467,7 @@ def test_bind_gives_each_verifier_its_version():
     part = RewardPart(members=(Member(use="problem"), Member(use="told", args={"scale": 0.5}), Member(use="told")))
     with build_judge(part, user_files=[HOSTILE]) as judge:
         bound = judge.bind([problem_of("7", verifier="number").verifier, problem_of("7", verifier="exact").verifier])
-        assert list(bound) == ["told", "told#2", "number", "exact"]
+        assert list(bound) == ["told", "told#2", "exact", "number"]
         digests = {spec.digest for spec in bound.values()}
         assert len(digests) == 4 and all(d.startswith("sha256:") for d in digests)
         spec = judge.spec_digest

@@ -238,13 +238,13 @@ def test_runs_are_found_by_filter_order_and_page(each: Served) -> None:
         f"page_size=3&page_token={token}",
         f"page_size=2&order_by=id&page_token={token}",
         f"page_size=2&page_token={token[:-2]}AA",
-        "page_token=%00",
     ):
         assert each.ask("GET", f"/api/v1/runs?{query}")[2]["type"] == "/problems/bad-page-token"
     for query, kind in (("filter=nope=1", "bad-filter"), ("filter=created='never'", "bad-filter"),
     ("order_by=verifier", "bad-order"), ("order_by=id,nope", "bad-order"),
                         ("fields=secret", "invalid"), ("page_size=1001", "invalid"),
-                        ("filter=metrics.x='a'", "bad-filter")):  # fmt: skip
+                        ("filter=metrics.x='a'", "bad-filter"), ("page_token=%00", "bad-request"),
+                        ("filter=name='%00'", "bad-request")):  # fmt: skip
         assert each.ask("GET", f"/api/v1/runs?{query}")[2]["type"] == f"/problems/{kind}", query
 
 

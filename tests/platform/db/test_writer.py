@@ -166,3 +166,11 @@ def test_a_log_whose_size_is_not_told_does_not_end_the_writer(tmp_path: Path, ca
             assert writer.submit(lambda c, n=n: c.execute(sa.text(f"SELECT {n}")).scalar()).result(20) == n
     assert [r.message.partition(":")[0] for r in caplog.records] == ["the size of the write-ahead log is not known"]
     engine.dispose()
+
+
+def test_a_read_sees_one_moment_however_many_statements_it_takes(store: Store) -> None:
+    with reading(store.engine) as connection:
+        before = connection.execute(sa.select(sa.func.count()).select_from(t.metric_key)).scalar_one()
+        store.write(_key("while"))
+        after = connection.execute(sa.select(sa.func.count()).select_from(t.metric_key)).scalar_one()
+    assert (before, after) == (0, 0) and _names(store) == {"while"}

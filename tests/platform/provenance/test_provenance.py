@@ -23,10 +23,12 @@ from jurat.platform.db import tables as t
 from jurat.platform.db.clock import now
 from jurat.platform.errors import ConfigError, DataError
 from jurat.platform.identity import Identity
+from jurat.platform.identity.rewards import reward_digest
 from jurat.platform.provenance import bundle, drift, edges, environment, folders, lineage, points, prov, seal, versions
 from jurat.platform.provenance.edges import segment_node
 from jurat.platform.provenance.records import Edge, Ingredients, Node, Observation, VerifierFacts
 from jurat.platform.provenance.verify import verify
+from jurat.platform.runs import events, metrics
 from jurat.platform.runs.ledger import RunLedger
 from jurat.platform.runs.records import RunInfo
 from jurat.platform.runs.store import Store
@@ -282,11 +284,65 @@ def test_a_finished_run_is_sealed_row_by_row(store: Store, trained: Any, tmp_pat
         ("metric_point", "value = value + 1e-9 WHERE step = 1"), ("metric_point", "step = 9 WHERE step = 1"),
         ("metric_point", "at = at + 1"), ("segment", "first_step = 1"), ("checkpoint", "step = 3"),
         ("verdict_stat", "n = n + 1 WHERE step = 0"), ("data_part", "rows = rows + 1 WHERE step_min = 0"),
+        ("edge", "role = 'other' WHERE dst_kind = 'segment'"), ("run", "created = created + 1"),
     ):  # fmt: skip
         with store.engine.connect() as connection, connection.begin() as transaction:
             connection.execute(sa.text(f"UPDATE {table} SET {change}"))
             assert [fault.partition(":")[0] for fault in seal.broken(connection, run)] == [table], change
             transaction.rollback()
+
+
+def test_what_is_stored_of_a_reward_is_held_to_its_digest(store: Store, trained: Any) -> None:
+    used = (_facts(), _facts("length", "return 2", role="style", weight=0.25))
+    members = [{"use": f.name, "role": f.role, "weight": f.weight, "gate": None, "args": {"n": 1}} for f in used]
+    spec = {
+        "schema": 2,
+        "members": members,
+        "combine": "sum",
+        "on_undecided": "exclude",
+        "normalise": None,
+        "shaping": None,
+    }
+    named = reward_digest(spec, [(f.label, f.name, f.digest) for f in used])
+    run = trained("one", dataclasses.replace(_made(*used), spec=spec, reward=named))
+    assert verify(store, run).faults == ()
+    changed = "CAST(spec AS TEXT)" if store.engine.dialect.name == "postgresql" else "spec"
+    back = "AS JSONB" if store.engine.dialect.name == "postgresql" else "AS TEXT"
+    for change in (
+        "reward_member SET weight = 0.5 WHERE position = 1", "reward_member SET role = 'safety' WHERE position = 0",
+        "reward_member SET label = 'x' WHERE position = 0", "reward_member SET verifier = 'x' WHERE position = 0",
+        f"reward_member SET version_digest = '{used[0].digest}' WHERE position = 1",
+        f"reward_spec SET spec = CAST(REPLACE({changed}, 'exclude', 'zero') {back})",
+    ):  # fmt: skip
+        with store.engine.connect() as connection, connection.begin() as transaction:
+            connection.execute(sa.text(f"UPDATE {change}"))
+            assert versions.unlike(connection, named), change
+            transaction.rollback()
+    store.write(lambda c: c.execute(sa.text("DELETE FROM reward_member WHERE position = 1")))
+    (fault,) = verify(store, run).faults
+    assert fault.startswith(f"reward_spec {named}: its members and their versions make sha256:")
+
+
+def test_what_searches_read_is_held_to_the_points(store: Store, trained: Any) -> None:
+    run = trained("one")
+    for change in ("value = value + 1", "least = least - 1", "at = at + 1", "step = step + 1"):
+        with store.engine.connect() as connection, connection.begin() as transaction:
+            connection.execute(sa.text(f"UPDATE metric_latest SET {change}"))
+            faults = metrics.newest_faults(connection, run.pk)
+            assert faults and all("metric_latest" in fault for fault in faults), change
+            transaction.rollback()
+    store.write(lambda c: c.execute(sa.delete(t.metric_latest)))
+    (fault, *_) = verify(store, run).faults
+    assert fault.startswith("metric ") and "metric_latest" in fault
+
+
+def test_a_pipe_in_a_folder_is_a_fault_and_not_awaited(store: Store, trained: Any) -> None:
+    run = trained("one")
+    part = next((run.folder / "rollouts").rglob("*.parquet"))
+    part.unlink()
+    os.mkfifo(part)
+    (fault,) = verify(store, run).faults
+    assert "not a regular file" in fault.lower()
 
 
 def _events(connection: sa.Connection, run: RunInfo) -> Any:
@@ -341,10 +397,10 @@ def test_other_code_and_a_change_midway_are_gaps(store: Store, trained: Any) -> 
 def test_a_seal_that_is_gone_and_a_changed_source_are_found(store: Store, trained: Any) -> None:
     run = trained("four", _made(_facts("sealed")))
     assert verify(store, run).whole
-    store.add_event(run, seal.COMING, {})
+    store.add_event(run, events.SEALING, {})
     finished = dataclasses.replace(store.run(run.id), state="finished", ended=1)
     assert store.read(lambda c: seal.broken(c, finished)) == [
-        "the seal is missing: it was removed, or could not be written when the run ended"
+        "the run is not sealed: its process was killed at its very end, and jurat runs seal mends it; or the seal was removed"
     ]
     just_now = dataclasses.replace(finished, ended=store.read(now))
     assert store.read(lambda c: seal.broken(c, just_now)) == []  # its process is at it

@@ -49,7 +49,7 @@ def made(store: Store, recipe: Any, batch: Any, step_report: Any) -> Callable[..
         with RunLedger(store, run, "", segment, run.folder, lease=lease) as ledger:
             for step in range(2):
                 ledger.record_batch(batch(step))
-                ledger.record_advantages(step, {"a": np.ones(3, np.float32)})
+                ledger.record_advantages(step, {"a": np.ones(3, np.float32)}, {"a": 1.0})
                 ledger.record_step(step_report(step))
                 ledger.record_checkpoint(refs[step])
         store.end(lease, "finished")

@@ -131,7 +131,11 @@ def test_jobs_of_a_group_are_written_together_and_one_that_fails_alone(store: St
         return int(connection.execute(sa.select(sa.func.count()).select_from(t.metric_point)).scalar_one())
 
     statements: list[str] = []
-    sa.event.listen(store.engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
+    lite = store.engine.dialect.name == "sqlite"
+    if lite:  # each row is a statement, and goes by the driver's own cursor
+        sa.event.listen(store.engine, "checkout", lambda driver, *_: driver.set_trace_callback(statements.append))
+    else:
+        sa.event.listen(store.engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
     inside, go = threading.Event(), threading.Event()
     with Writer(store.engine) as writer:
         writer.submit(lambda c: (inside.set(), go.wait(60)))
@@ -142,7 +146,8 @@ def test_jobs_of_a_group_are_written_together_and_one_that_fails_alone(store: St
         go.set()
         assert [each.result() for each in done] == [None] * 8
         assert seen.result() == 80  # what was gathered is written before another kind of job
-        assert sum("metric_latest" in each for each in statements) == 1
+        written = sum("metric_latest" in each for each in statements)
+        assert written == (4 if lite else 1)  # of 16: two metrics of two runs, in four batches each
         go.clear(), inside.clear()
         writer.submit(lambda c: (inside.set(), go.wait(60)))
         assert inside.wait(60)

@@ -295,7 +295,7 @@ def test_what_was_learnt_is_a_part_beside_the_rollouts(store: Store, new_run: An
         with RunLedger(store, run, "", segment, run.folder) as ledger:
             for step in range(first, 2):
                 ledger.record_batch(batch(step))
-                ledger.record_advantages(step, {id: each + segment.no for id, each in told.items()})
+                ledger.record_advantages(step, {id: each + segment.no for id, each in told.items()}, {"p0-0-1": 0.75})
     parts = store.parts(run, kind="advantage")
     assert [(part.step_min, part.segment, part.rows) for part in parts] == [(0, 0, 2), (1, 1, 2)]
     assert len(store.parts(run)) == 2 and len(store.parts(run, kind=None, canonical=False)) == 6
@@ -307,8 +307,10 @@ def test_what_was_learnt_is_a_part_beside_the_rollouts(store: Store, new_run: An
     ]
     worst = read(store, run, step=0, status="correct", limit=1).records[0]
     assert (worst.scored.rollout.id, worst.advantage, worst.advantages) == ("p0-0-0", 1.5, None)
+    assert worst.optimised is None
     second = rollouts.find(store, run, "p0-0-1")
     assert second is not None and (second.advantage, second.advantages) == (pytest.approx(-1 / 12), (-0.5, 0.25, 0.0))
+    assert second.optimised == 0.75
     assert read(store, run, problem="p1").records[0].advantage is None
     lost = parts[0]  # killed between file and commit: whole files without a row get theirs, whatever their kind
     for table in (t.data_part, t.part_index):
