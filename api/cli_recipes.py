@@ -13,7 +13,9 @@ import typer
 from jurat.api import completion, terminal
 
 recipes = typer.Typer(
-    name="recipes", help="Recipes that ship: list them, read one, copy one to change it, get their schema.", no_args_is_help=True
+    name="recipes",
+    help="Recipes that ship: list them, read one, copy one to change it, get their schema.",
+    no_args_is_help=True,
 )
 
 

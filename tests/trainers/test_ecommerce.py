@@ -13,6 +13,7 @@ import yaml
 
 from jurat.api import cli, recipes
 from jurat.datasets.load import load_problems
+from jurat.platform.errors import RewardDrift
 from jurat.platform.runs.store import Store
 from jurat.trainers import launch
 from jurat.verifiers.judge import build_judge
@@ -136,6 +137,7 @@ def test_what_is_preferred_keeps_every_rule_and_what_is_not_breaks_one():
     assert broken == set(GOOD)
 
 
+@pytest.mark.soak
 def test_a_rule_changes_the_same_day(shop, jurat, tmp_path):
     """docs/ecommerce.md, in small: train, go on online, change the promotion, be refused, accept, and see what it touched."""
     path, home = shorten(shop), tmp_path / "home"
@@ -172,9 +174,25 @@ def test_a_rule_changes_the_same_day(shop, jurat, tmp_path):
     tainted = {n["id"] for n in json.loads(out)["nodes"] if n["kind"] == "checkpoint"}
     code, out, _ = jurat("lineage", "affected", "--verifier", "policy_facts@2", "--json")
     after = {n["id"] for n in json.loads(out)["nodes"] if n["kind"] == "checkpoint"}
-    by = {(run, c.stage, c.ref.step): c.ref.digest for run in ("base", "online") for c in store.checkpoints(store.run(run))}
+    by = {
+        (run, c.stage, c.ref.step): c.ref.digest
+        for run in ("base", "online")
+        for c in store.checkpoints(store.run(run))
+    }
     assert tainted == set(by.values())
     assert after == {by["online", "grpo", 2]}
+    store.close()
+
+
+def test_rules_that_are_edited_while_a_run_goes_on_are_refused_at_its_next_stage(shop, tmp_path):
+    recipe, base = recipes.load(str(shorten(shop)), ["data.held_out=null"])
+    rules = shop / "rules.py"
+    edit = {1: lambda: rules.write_text(rules.read_text().replace("RETURN_DAYS = 30", "RETURN_DAYS = 14"))}
+    with pytest.raises(RewardDrift, match="the reward of this stage is sha256:") as caught:
+        launch.train(recipe, home=tmp_path / "home", base=base, reporter=Screen(after=edit), run_id="r")
+    assert caught.value.exit_code == 4
+    store = Store.open(None, tmp_path / "home")
+    assert (store.run("r").state, [c.stage for c in store.checkpoints(store.run("r"))]) == ("failed", ["sft", "sft"])
     store.close()
 
 

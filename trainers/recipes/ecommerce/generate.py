@@ -14,7 +14,24 @@ from pathlib import Path
 
 from rules import TOPICS, fact  # type: ignore[import-not-found]  # of this folder, wherever it was copied to
 
-THINGS = ("mug", "lamp", "bag", "pen", "box", "book", "hat", "toy", "cup", "belt", "ring", "desk", "shoe", "ball", "map", "clock")
+THINGS = (
+    "mug",
+    "lamp",
+    "bag",
+    "pen",
+    "box",
+    "book",
+    "hat",
+    "toy",
+    "cup",
+    "belt",
+    "ring",
+    "desk",
+    "shoe",
+    "ball",
+    "map",
+    "clock",
+)
 AMOUNTS = {
     "returns": range(1, 11), "delivery": range(1, 11), "shipping": range(20, 220, 20), "promotion": range(20, 220, 20),
     "warranty": range(2018, 2028),
