@@ -23,6 +23,7 @@ from jurat.api import (
     cli_lineage,
     cli_models,
     cli_recipes,
+    cli_rescore,
     cli_runs,
     cli_serve,
     cli_train,
@@ -165,6 +166,7 @@ cli_serve.register(app)
 app.command(rich_help_panel="Look")(plot)
 cli_lineage.register(app)
 cli_verifiers.register(app)
+cli_rescore.register(app)
 sandbox.register(app)
 cli_datasets.register(app)
 app.command(rich_help_panel="Set up")(doctor)

@@ -38,6 +38,8 @@ POINTS = (
     "launcher.spawned",
     "launcher.started",
     "launcher.before_end",
+    "rescore.before_write",
+    "rescore.after_write",
     "service.before_commit",
     "service.before_answer",
 )

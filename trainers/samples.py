@@ -218,6 +218,19 @@ class Algorithm:
             for place, (scored, advantage) in enumerate(zip(group.scored, found, strict=True))
         )
 
+    def outcomes(self, groups: Sequence[Group]) -> list[dict[str, float]]:
+        """{rollout id: mean advantage of its tokens} of each group, by shaped rewards alone: no KL, critic or credit of steps.
+
+        For rewards that no model is at hand for; needs an estimator.
+        """
+        assert self.estimator is not None, "advantages without an estimator"
+        alone = replace(self, kl_in_reward=0.0, critic=None, credit=None)
+        batch = [alone._optimised(group, {}) for group in groups]
+        return [
+            {each.rollout.id: float(values.mean()) for each, values in zip(group.scored, found, strict=True) if len(values)}
+            for group, found in zip(batch, ESTIMATORS[self.estimator].estimate(batch), strict=True)
+        ]
+
     def with_kl(self, coef: float) -> Algorithm:
         """The same with another coefficient of the KL, in the reward or in the loss, wherever it has one."""
         loss = self.objectives["policy"]

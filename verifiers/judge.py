@@ -216,8 +216,11 @@ class LocalJudge:
             for task in running:
                 task.cancel()
 
-    def judge_many(self, pairs: Iterable[tuple[Problem, str]], *, window: int = 256) -> Iterator[tuple[int, Judgement]]:
-        """``stream`` without an event loop: (index, judgement) in order of completion, from any thread."""
+    def judge_many(
+        self, pairs: Iterable[tuple[Problem, str] | tuple[Problem, str, Finish]], *, window: int = 256
+    ) -> Iterator[tuple[int, Judgement]]:
+        """``stream`` without an event loop: (index, judgement) in order of completion, from any thread. The third of a pair,
+        where there is one, is why the completion ended."""
         ready: queue.SimpleQueue[tuple[int, dict[str, Verdict]]] = queue.SimpleQueue()
         source, taken, more = iter(pairs), 0, True
         open_: dict[int, dict[str, Verdict | Future[Verdict]]] = {}
@@ -225,11 +228,11 @@ class LocalJudge:
             while more or open_:
                 while more and len(open_) < window:
                     try:
-                        problem, text = next(source)
+                        problem, text, *ended = next(source)
                     except StopIteration:
                         more = False
                         break
-                    open_[taken] = pending = self._submit(problem, text, "stop")
+                    open_[taken] = pending = self._submit(problem, text, ended[0] if ended else "stop")
                     _Gather(taken, pending, ready)
                     taken += 1
                 if open_:

@@ -33,6 +33,7 @@ def create_app(service: Service) -> guard.Guard:
         routes_lineage,
         routes_records,
         routes_registry,
+        routes_rescores,
         routes_runs,
         routes_stream,
         routes_verifiers,
@@ -52,6 +53,7 @@ def create_app(service: Service) -> guard.Guard:
         routes_stream,
         routes_data,
         routes_verifiers,
+        routes_rescores,
         routes_admin,
     ):
         app.include_router(routes.router, prefix=BASE)

@@ -221,6 +221,14 @@ def sample(
     return {_name(name): _told(name, rows[0][name]) for name in wanted} | found
 
 
+def matching(reader: Reader, run: RunInfo, query: sa.Select[Any], parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """Rows of a query over the rollouts of parts. Raises Problem."""
+    files, faults = _files(run, list(enumerate(parts)))
+    if faults:
+        raise Problem("unavailable", faults[0])
+    return reader.ask(run, query, files, until=time.monotonic() + reader.seconds) if files else []
+
+
 def counts(
     run: RunInfo,
     parts: Sequence[Part],

@@ -30,6 +30,8 @@ Kind = Literal[
     "model_version",
     "environment",
     "export",
+    "rescore",
+    "data_part",
 ]
 
 

@@ -28,6 +28,7 @@ from jurat.platform.runs.store import Store
 if TYPE_CHECKING:
     from jurat.api.server.launcher import Launcher
     from jurat.api.server.reader import Reader
+    from jurat.api.server.rescoring import Rescorings
     from jurat.api.server.verdicts import Judges
 
 PORT = 8642
@@ -111,11 +112,13 @@ class Service:
     reader: Reader | None = None
     launcher: Launcher | None = None
     judges: Judges | None = None
+    rescorings: Rescorings | None = None
 
     @classmethod
     def start(cls, settings: Settings) -> Service:
         """Raises ConfigError where the service would listen to others without a key; else what ``Store.open`` raises."""
         from jurat.api.server.reader import Reader
+        from jurat.api.server.rescoring import Rescorings
         from jurat.api.server.verdicts import Judges
 
         disk.reserve()
@@ -124,7 +127,7 @@ class Service:
         made = cls(
             settings=settings, store=store, secret=keys.service_secret(settings.home), writer=writer,
             keys=Keys(store, writer), rates=Rates(settings.rate, settings.at_once),
-            reader=Reader(), judges=Judges(settings.verifiers),
+            reader=Reader(), judges=Judges(settings.verifiers), rescorings=Rescorings(store, settings.verifiers),
         )  # fmt: skip
         if not settings.loopback and not settings.open_to_all and not made.keys.any():
             made.close()
@@ -157,7 +160,7 @@ class Service:
         )
 
     def close(self) -> None:
-        for part in (self.launcher, self.reader, self.judges, self.writer):
+        for part in (self.launcher, self.reader, self.judges, self.rescorings, self.writer):
             if part is not None:
                 part.close()
         self.store.close()

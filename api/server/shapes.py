@@ -306,6 +306,32 @@ class Verify(Shape):
     items: list[Item] = Field(min_length=1, max_length=256, fail_fast=True)
 
 
+VersionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@-]{1,100}$")]
+
+
+class NewRescore(Shape):
+    """Stored rollouts to be judged by another version."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"from_version": "math@1", "to_version": "math@2", "runs": ["r-20261130-k3xp"], "filter": "step >= 20"}
+            ]
+        },
+    )
+
+    from_version: VersionName = Field(description="NAME@NUMBER or a digest: the one whose verdicts are stored.")
+    to_version: VersionName
+    runs: list[Name] = Field(min_length=1, max_length=100, fail_fast=True)
+    filter: Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")] = ""
+    sample: int | None = Field(None, ge=1, le=10**9, description="About so many rollouts, in whole groups.")
+    stratify: list[Literal["source", "length", "step", "difficulty"]] = Field(["source", "length"], max_length=4)
+    seed: int = Field(0, ge=0, le=2**31)
+    threshold: Number = Field(0.5, ge=0, le=1, description="Scores from it on pass.")
+    again: bool = Field(False, description="Ask the old version too, to tell the environment's doing from the code's.")
+
+
 class NewKey(Shape):
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"name": "ci", "scopes": ["runs:read"], "seconds": 86400}]}

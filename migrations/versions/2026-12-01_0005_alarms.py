@@ -23,6 +23,7 @@ def upgrade() -> None:
         sa.Column("to_version", TEXT, nullable=False),
         sa.Column("selection", JSON, nullable=False),
         sa.Column("state", TEXT, nullable=False),
+        sa.Column("detail", TEXT, server_default=sa.text("''"), nullable=False),
         sa.Column("done", WHOLE, nullable=False),
         sa.Column("total", WHOLE, nullable=True),
         sa.Column("lease_owner", TEXT, nullable=True),
@@ -33,7 +34,7 @@ def upgrade() -> None:
         sa.Column("created_by", TEXT, nullable=False),
         sa.Column("ended", WHOLE, nullable=True),
         sa.CheckConstraint(
-            "state IN ('running','interrupted','finished','failed')", name=op.f("ck_rescore_state")
+            "state IN ('queued','running','interrupted','finished','failed')", name=op.f("ck_rescore_state")
         ),
         sa.CheckConstraint("verdict IN ('compatible','minor','breaking')", name=op.f("ck_rescore_verdict")),
         sa.ForeignKeyConstraint(["report"], ["blob.digest"], name="fk_rescore_report"),

@@ -598,6 +598,7 @@ rescore = sa.Table(
     sa.Column("to_version", Text, nullable=False),
     sa.Column("selection", Json, nullable=False),  # runs, filter and sample, as asked
     sa.Column("state", Text, nullable=False),
+    sa.Column("detail", Text, nullable=False, default="", server_default=sa.text("''")),  # why it failed
     sa.Column("done", Whole, nullable=False, default=0),  # samples, of ``total``
     sa.Column("total", Whole),
     sa.Column("lease_owner", Text),
@@ -607,7 +608,7 @@ rescore = sa.Table(
     sa.Column("created", Whole, nullable=False),
     sa.Column("created_by", Text, nullable=False, default=""),
     sa.Column("ended", Whole),
-    sa.CheckConstraint("state IN ('running','interrupted','finished','failed')", name="state"),
+    sa.CheckConstraint("state IN ('queued','running','interrupted','finished','failed')", name="state"),
     sa.CheckConstraint("verdict IN ('compatible','minor','breaking')", name="verdict"),
     sa.ForeignKeyConstraint(["report"], ["blob.digest"]),
     sa.Index(None, "from_version"),

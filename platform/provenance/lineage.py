@@ -98,9 +98,9 @@ def resolve(connection: sa.Connection, named: str) -> Node:
         raise ConfigError(
             "nothing in the record has this digest", where=named, fix="jurat runs show lists those of a run"
         )
-    runs = list(connection.execute(sa.select(t.run.c.id).where(t.run.c.id == named)).scalars())
-    if runs:
-        return Node(kind="run", id=named)
+    for kind, column in (("run", t.run.c.id), ("rescore", t.rescore.c.id)):
+        if connection.execute(sa.select(column).where(column == named)).first() is not None:
+            return Node(kind=kind, id=named)
     if Path(named).is_dir():
         raise ConfigError(
             f"{named} is no checkpoint's folder and no segment of a run", where=named,
@@ -271,6 +271,8 @@ _FACTS: Mapping[str, Any] = {
     "model_version": _rows(t.model_version, t.model_version.c.digest, "name"),
     "environment": _rows(t.environment, t.environment.c.digest, "git_commit", "patch"),
     "export": lambda connection, ids: [],
+    "rescore": _rows(t.rescore, t.rescore.c.id, "from_version", "to_version", "state", "verdict", "created"),
+    "data_part": _rows(t.data_part, t.data_part.c.digest, "kind", "rows", "step_min", "step_max"),
 }
 
 

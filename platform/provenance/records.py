@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Kind = Literal[
     "verifier_version", "reward_spec", "dataset_version", "model_version", "environment", "run", "segment", "checkpoint",
-    "export",
+    "export", "rescore", "data_part",
 ]  # fmt: skip
 
 

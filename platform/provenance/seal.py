@@ -81,6 +81,8 @@ def _of_run(table: sa.Table, run_pk: int) -> sa.ColumnElement[bool]:
         run_id = sa.select(t.run.c.id).where(t.run.c.pk == run_pk).scalar_subquery()
         return sa.and_(t.edge.c.run_id == run_id, t.edge.c.dst_kind.in_(["segment", "run"]))
     held: sa.ColumnElement[bool] = table.c.run_pk == run_pk
+    if table is t.data_part:  # verdicts of later versions come when the run has long finished
+        held = sa.and_(held, table.c.kind != "rescore")
     return held
 
 

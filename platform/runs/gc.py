@@ -81,8 +81,9 @@ def collect(
 def _parts(store: Store, run: RunInfo, grace: float, *, dry_run: bool) -> Iterator[Rubbish]:
     """Of a run that nobody works on and whose facts are all recorded: one that goes on takes up its own parts."""
     known = frozenset(part.path for part in store.parts(run, kind=None, canonical=False))
-    drafts = [(path.relative_to(run.folder).as_posix(), path) for path in rollouts.drafts(run.folder)]
-    for relative, path in [*rollouts.uncatalogued(run.folder, known), *drafts]:
+    folders = (*rollouts.FOLDERS.values(), rollouts.RESCORES)
+    drafts = [(path.relative_to(run.folder).as_posix(), path) for path in rollouts.drafts(run.folder, folders)]
+    for relative, path in [*rollouts.uncatalogued(run.folder, known, folders), *drafts]:
         if _age(path) > grace:
             yield Rubbish(kind="part", name=f"{run.id}/{relative}", bytes=_size(path))
             if not dry_run:

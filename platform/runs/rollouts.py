@@ -62,7 +62,7 @@ EVIDENCE_BYTES = 16_384
 _STEP = pa.struct([
     ("start", pa.int32()), ("end", pa.int32()), ("status", pa.string()), ("score", pa.float64()), ("why", pa.string()),
 ])  # fmt: skip
-_VERDICT = pa.struct([
+VERDICT = pa.struct([
     ("member", pa.string()), ("verifier", pa.string()), ("version_digest", pa.string()), ("args", pa.string()),
     ("status", pa.string()), ("score", pa.float64()), ("fault", pa.string()), ("read", pa.string()),
     ("why", pa.string()), ("certified", pa.bool_()), ("flags", pa.list_(pa.string())), ("evidence", pa.string()),
@@ -112,7 +112,7 @@ SCHEMA = pa.schema(
         ("parts", pa.list_(_PART)),
         ("reward_steps", pa.list_(_STEP)),
         ("status", pa.string()),  # of the first member
-        ("verdicts", pa.list_(_VERDICT)),
+        ("verdicts", pa.list_(VERDICT)),
         ("seconds", _SECONDS),  # by phase; null where nothing was sampled, and in parts written before there was one
         ("gate", pa.string()),  # the member that made the reward 0; null where none did
     ]
@@ -130,7 +130,7 @@ ADVANTAGE_SCHEMA = pa.schema(
 """Of parts of kind ``advantage``: what the loss was told of each sample that learnt. Samples of a step in their order."""
 _REPEATED = [
     "tokens.list.element", *(field.name for field in SCHEMA if pa.types.is_string(field.type)),
-    *(f"verdicts.list.element.{field.name}" for field in _VERDICT if pa.types.is_string(field.type)),
+    *(f"verdicts.list.element.{field.name}" for field in VERDICT if pa.types.is_string(field.type)),
 ]  # fmt: skip
 """Columns whose values repeat. A dictionary of log-probs or offsets is work for nothing."""
 
@@ -283,7 +283,9 @@ def write_part(folder: Path, table: pa.Table, name: str) -> tuple[str, str, int]
 
 
 FOLDERS = {"rollout": "rollouts", "advantage": "advantages"}
-"""Kind of a part -> where its files are, under the run's folder."""
+"""Kind of a part that the run itself writes -> where its files are, under the run's folder."""
+RESCORES = "rescores"
+"""Where verdicts of later verifier versions are (``rescores.py``): a run that goes on leaves them alone."""
 
 
 def part_name(stage: str, step: int, segment: int, kind: str = "rollout") -> str:
@@ -367,7 +369,8 @@ def _step(step: Step) -> dict[str, Any]:
     return {"start": step.start, "end": step.end, "status": step.status, "score": step.score, "why": _utf8(step.why)}
 
 
-def _verdict(member: str, verdict: Verdict) -> dict[str, Any]:
+def verdict_row(member: str, verdict: Verdict) -> dict[str, Any]:
+    """As ``VERDICT`` holds it."""
     spec = verdict.verifier
     return {
         "member": _utf8(member),
@@ -438,7 +441,7 @@ def _row(scored: Scored, baseline: bool, *, texts: bool) -> dict[str, Any]:
         "parts": [{"member": _utf8(name), "score": score} for name, score in reward.parts.items()],
         "reward_steps": [_step(step) for step in reward.steps],
         "status": first.status if first else None,
-        "verdicts": [_verdict(name, verdict) for name, verdict in judgement.verdicts.items()],
+        "verdicts": [verdict_row(name, verdict) for name, verdict in judgement.verdicts.items()],
         "seconds": dict(scored.seconds) or None,
         "gate": _utf8(reward.gate) if reward.gate else None,
     }
@@ -473,7 +476,7 @@ def read(
     def rows() -> Iterator[tuple[Any, tuple[int, int]]]:
         for place, part in enumerate(parts):
             try:
-                columns = _load(run, part, _NARROW).to_pydict()
+                columns = load(run, part, _NARROW).to_pydict()
             except DataError as error:
                 faults.append(f"{error.where}: {error.what}")
                 continue
@@ -494,7 +497,7 @@ def read(
     for place in sorted({place for place, _ in chosen}):
         wanted = sorted(row for at, row in chosen if at == place)
         try:
-            taken = _load(run, parts[place]).take(pa.array(wanted, pa.int64())).to_pylist()
+            taken = load(run, parts[place]).take(pa.array(wanted, pa.int64())).to_pylist()
         except DataError as error:
             faults.append(f"{error.where}: {error.what}")
             continue
@@ -507,9 +510,9 @@ def find(store: Store, run: RunInfo, rollout_id: str) -> Record | None:
     """One rollout by its id; of several segments that made it the newest. Parts that are damaged are left out."""
     for part in reversed(store.parts(run, holding=rollout_id)):
         try:
-            ids = _load(run, part, ["rollout_id"]).column(0)
+            ids = load(run, part, ["rollout_id"]).column(0)
             if (place := ids.index(rollout_id).as_py()) >= 0:
-                record = _record(_load(run, part).slice(place, 1).to_pylist()[0])
+                record = _record(load(run, part).slice(place, 1).to_pylist()[0])
                 return _learnt(store, run, [record], [])[0]
         except DataError:
             continue
@@ -524,7 +527,7 @@ def _learnt(store: Store, run: RunInfo, records: list[Record], faults: list[str]
     for part in store.parts(run, kind="advantage") if steps else ():
         if (part.segment, part.step_min) in steps:
             try:
-                rows = _load(run, part).to_pylist()
+                rows = load(run, part).to_pylist()
             except DataError as error:
                 faults.append(f"{error.where}: {error.what}")
                 continue
@@ -604,7 +607,7 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _load(run: RunInfo, part: Part, columns: list[str] | None = None) -> pa.Table:
+def load(run: RunInfo, part: Part, columns: list[str] | None = None) -> pa.Table:
     """Rows of a part; page checksums are checked. Raises DataError."""
     path = locate(run, part.path)
     if not path.is_file():
@@ -626,14 +629,16 @@ def clean(folder: Path) -> int:
     return removed
 
 
-def drafts(folder: Path) -> list[Path]:
+def drafts(folder: Path, folders: Iterable[str] = tuple(FOLDERS.values())) -> list[Path]:
     """Files that are half written, or whose writers died."""
-    return [path for kind in FOLDERS.values() for path in (folder / kind).glob("**/*.tmp")]
+    return [path for kind in folders for path in (folder / kind).glob("**/*.tmp")]
 
 
-def uncatalogued(folder: Path, known: frozenset[str]) -> Iterator[tuple[str, Path]]:
+def uncatalogued(
+    folder: Path, known: frozenset[str], folders: Iterable[str] = tuple(FOLDERS.values())
+) -> Iterator[tuple[str, Path]]:
     """(relative path, path) of whole parts that no row names: written, then killed before the commit."""
-    for path in sorted(path for kind in FOLDERS.values() for path in (folder / kind).glob("**/*.parquet")):
+    for path in sorted(path for kind in folders for path in (folder / kind).glob("**/*.parquet")):
         relative = path.relative_to(folder).as_posix()
         if relative not in known and not path.is_symlink():
             yield relative, path
@@ -677,7 +682,7 @@ def _record(row: Mapping[str, Any]) -> Record:
         trainable=row["trainable"],
         gate=row.get("gate") or "",
     )
-    judgement = Judgement(verdicts={v["member"]: _verdict_of(v) for v in row["verdicts"]}, reward=reward)
+    judgement = Judgement(verdicts={v["member"]: verdict_of(v) for v in row["verdicts"]}, reward=reward)
     return Record(
         stage=row["stage"],
         segment=row["segment"],
@@ -695,7 +700,8 @@ def _record(row: Mapping[str, Any]) -> Record:
     )
 
 
-def _verdict_of(row: Mapping[str, Any]) -> Verdict:
+def verdict_of(row: Mapping[str, Any]) -> Verdict:
+    """Of a row of ``VERDICT``."""
     spec = None
     if row["verifier"] is not None:
         spec = VerifierSpec(name=row["verifier"], args=json.loads(row["args"]), digest=row["version_digest"])

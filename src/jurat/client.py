@@ -351,6 +351,24 @@ class Client:
         version = self._json("GET", path)["status_at"] or 0
         return self._json("PATCH", path, {"status": status, "reason": reason}, headers={"If-Match": f'"{version}"'})
 
+    def rescore(self, from_version: str, to_version: str, runs: Sequence[str], **more: Any) -> Json:
+        """Judge stored rollouts by another registered version; ``more``: filter, sample, stratify, seed, threshold, again. The
+        same question is the same re-scoring: asked again it goes on."""
+        body = {"from_version": from_version, "to_version": to_version, "runs": list(runs), **more}
+        return self._json("POST", "/rescores", body, headers={"Idempotency-Key": secrets.token_hex(16)})
+
+    def rescores(self) -> list[Json]:
+        """Newest first."""
+        found: list[Json] = self._json("GET", "/rescores")["rescores"]
+        return found
+
+    def rescoring(self, rescore: str) -> Json:
+        """How far it is: {state, done, total, verdict, ...}."""
+        return self._json("GET", f"/rescores/{_part(rescore)}")
+
+    def rescore_report(self, rescore: str) -> Json:
+        return self._json("GET", f"/rescores/{_part(rescore)}/report")
+
     # ---- where it came from ----
 
     def provenance(self, kind: str, id: str, *, direction: Literal["back", "forward"] = "back") -> Json:

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from jurat.api import cli, recipes
-from jurat.datasets.load import load_problems
 from jurat.platform.errors import RewardDrift
 from jurat.platform.runs.store import Store
 from jurat.trainers import launch
@@ -194,19 +193,3 @@ def test_rules_that_are_edited_while_a_run_goes_on_are_refused_at_its_next_stage
     store = Store.open(None, tmp_path / "home")
     assert (store.run("r").state, [c.stage for c in store.checkpoints(store.run("r"))]) == ("failed", ["sft", "sft"])
     store.close()
-
-
-@pytest.mark.soak
-def test_each_stage_is_better_at_what_it_is_for(shop, tmp_path):
-    """The whole recipe on its tiny model, as ``jurat train ecommerce`` does it."""
-    recipe, base = recipes.load(str(shop / "recipe.yaml"))
-    done = launch.train(recipe, home=tmp_path / "home", base=base, reporter=Screen())
-    first, *_ = done.evaluations
-    after = {e.stage: e for e in done.evaluations if e.step and e.final}
-    print({name: {**e.members, **e.losses} for name, e in after.items()})  # pytest -rP shows it
-    assert first.accuracy.high < after["sft"].accuracy.low
-    manners = [after[name].members["tone"] * after[name].members["promises"] for name in ("sft", "dpo")]
-    assert manners[1] > manners[0] + 0.05
-    assert after["grpo"].accuracy.low > after["dpo"].accuracy.high
-    assert min(after["grpo"].members.values()) == after["grpo"].members["policy_facts"]
-    assert load_problems(recipe.data.held_out, recipe.prompt, base=base, split="held_out").skipped == ()

@@ -40,7 +40,8 @@ QUESTIONS = {
     "returns": ("My {thing} came on day {n}. Until which day can I return it?", "The {thing} came on day {n}. When must it be back?"),
     "delivery": ("I ordered a {thing} on day {n}. When will it come?", "On day {n} I ordered a {thing}. Which day will it come?"),
     "shipping": ("A {thing} for {n} euros. How much is shipping?", "What is shipping of a {thing} for {n} euros?"),
-    "promotion": ("A {thing} for {n} euros. How much do I pay with the promotion?", "Promotion: what is my total of a {thing} for {n} euros?"),
+    "promotion": ("A {thing} for {n} euros. How much do I pay with the promotion?",
+                  "Promotion: what is my total of a {thing} for {n} euros?"),
     "warranty": ("I bought a {thing} in {n}. Until when is the warranty?", "Bought in {n}: a {thing}. When does warranty end?"),
 }  # fmt: skip
 ANSWERS = {
