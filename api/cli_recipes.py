@@ -1,9 +1,11 @@
-"""``jurat recipes``: those that ship, one of them, and the schema of all."""
+"""``jurat recipes``: those that ship, one of them, a copy of it, and the schema of all."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +13,9 @@ import typer
 from jurat.api import completion, terminal
 
 recipes = typer.Typer(
-    name="recipes", help="Recipes that ship: list them, read one, get their schema.", no_args_is_help=True
+    name="recipes",
+    help="Recipes that ship: list them, read one, copy one to change it, get their schema.",
+    no_args_is_help=True,
 )
 
 
@@ -80,3 +84,31 @@ def show(
         import yaml
 
         sys.stdout.write(terminal.clean(yaml.safe_dump(value, sort_keys=False, allow_unicode=True)))
+
+
+@recipes.command("copy")
+def copy(
+    name: Annotated[str, typer.Argument(help="A recipe that ships.", autocompletion=completion.recipes)],
+    to: Annotated[Path, typer.Argument(help="A folder that is not there yet.")],
+) -> None:
+    """Copy a recipe with the data and verifiers that lie beside it, to be changed and trained with.
+
+    Prints the recipe's file.
+    """
+    from jurat.api.recipes import WHOLE, shipped
+    from jurat.platform.errors import ConfigError, nearest
+
+    known = shipped()
+    if name not in known:
+        raise ConfigError(
+            f"no recipe is called {name!r}.{nearest(name, known)}", where="NAME", fix=f"one of {', '.join(known)}"
+        )
+    if to.exists():
+        raise ConfigError("is there already, and nothing is written over", where=str(to), fix="name another folder")
+    file = known[name]
+    if file.name == WHOLE:
+        shutil.copytree(file.parent, to, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        to.mkdir(parents=True)
+        shutil.copyfile(file, to / WHOLE)
+    sys.stdout.write(f"{terminal.clean(str(to / WHOLE))}\n")

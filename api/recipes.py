@@ -1,4 +1,4 @@
-"""Recipes by name or by file. Those that ship lie in ``trainers/recipes/*.yaml``."""
+"""Recipes by name or by file. Those that ship are ``trainers/recipes/NAME.yaml``, or ``NAME/recipe.yaml`` with files beside it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,28 @@ if TYPE_CHECKING:
 SUFFIXES = (".yaml", ".yml")
 
 
+WHOLE = "recipe.yaml"
+"""The recipe of a folder that holds its data and verifiers too."""
+
+
 def shipped() -> dict[str, Path]:
     """{name: file} of the recipes of this package, by name."""
-    folder = files("jurat.trainers") / "recipes"
-    found = {
-        path.name.removesuffix(".yaml"): Path(str(path)) for path in folder.iterdir() if path.name.endswith(".yaml")
-    }
+    found: dict[str, Path] = {}
+    for path in (files("jurat.trainers") / "recipes").iterdir():
+        if path.name.endswith(".yaml"):
+            found[path.name.removesuffix(".yaml")] = Path(str(path))
+        elif path.is_dir() and (path / WHOLE).is_file():
+            found[path.name] = Path(str(path / WHOLE))
     return dict(sorted(found.items()))
 
 
+def base_of(file: Path) -> Path:
+    """The folder that relative paths of a recipe that ships start from: its own where files lie beside it, else the current."""
+    return file.parent if file.name == WHOLE else Path.cwd()
+
+
 def locate(recipe: str) -> tuple[Path, Path]:
-    """(file, folder that its relative paths start from): a file's own folder, the current one for a recipe that ships.
+    """(file, folder that its relative paths start from): a file's own folder, of a recipe that ships as ``base_of`` says.
 
     Raises ConfigError with the nearest name.
     """
@@ -43,7 +54,7 @@ def locate(recipe: str) -> tuple[Path, Path]:
             f"no recipe is called {recipe!r}.{nearest(recipe, known)}", where="RECIPE",
             fix=f"one of {', '.join(known)}, or the path of a .yaml file",
         )  # fmt: skip
-    return known[recipe], Path.cwd()
+    return known[recipe], base_of(known[recipe])
 
 
 def _near_file(path: Path) -> str:

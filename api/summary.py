@@ -64,6 +64,12 @@ def losses(results: Sequence[Evaluation]) -> tuple[Measure, ...]:
     return tuple(Measure(f"{name} loss", lambda e, name=name: e.losses.get(name), share) for name in names)  # type: ignore[misc]
 
 
+def members(results: Sequence[Evaluation]) -> tuple[Measure, ...]:
+    """A row for each member of a reward of several."""
+    names = dict.fromkeys(name for result in results for name in result.members)
+    return tuple(Measure(f"mean {clean(name, 40)}", lambda e, name=name: e.members.get(name), share) for name in names)  # type: ignore[misc]
+
+
 def cell(value: Estimate | float | None, write: Callable[[float], str]) -> str:
     """``0.840 [0.810, 0.868]``, a plain number, or a dash."""
     if value is None:
@@ -104,7 +110,7 @@ def evaluation_table(
     heads = [*(heads or column_names(results)), *(["change"] if len(results) > 1 else [])]
     rows = []
     shown = measures(last, temperature, every_k=every_k) if answered else ()
-    for m in (*shown, *losses(results)):
+    for m in (*shown, *members(results), *losses(results)):
         read = [m.read(result) for result in results]
         cells = [cell(value, m.write) for value in read]
         known = [value for value in read if value is not None]

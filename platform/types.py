@@ -487,6 +487,8 @@ class Evaluation:
     seconds: float
     final: bool = False
     """Before a stage's first step or after its last: on all problems that are measured at all."""
+    members: Mapping[str, float] = field(default_factory=dict)
+    """Mean score of each member of the reward at temperature 1, where it has several; samples without one are left out."""
     losses: Mapping[str, float] = field(default_factory=dict)
     """Loss of a stage that learns from given completions, on those of this set: ``sft`` in nats per token, ``dpo``, ``ipo``,
     ``kto`` per pair or completion."""

@@ -121,6 +121,10 @@ def summarise(
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= samples]
     pass_at = {k: bootstrap(np.array([pass_at_k(n, c, k) for n, c in each if n >= k])) for k in ks}
     every = [s for row in rows for s in row]
+    scores_of: dict[str, list[float]] = {}
+    for s in every:
+        for member, score in s.judgement.reward.parts.items():
+            scores_of.setdefault(member, []).extend([] if score is None else [score])
     greedy_scores = [x for s in greedy or () if (x := outcome(s)) is not None]
     return Evaluation(
         name=name,
@@ -135,6 +139,7 @@ def summarise(
         mean_tokens=float(np.mean([s.rollout.num_completion_tokens for s in every])) if every else 0.0,
         truncated=float(np.mean([s.rollout.finish == "length" for s in every])) if every else 0.0,
         undecided=float(np.mean([outcome(s) is None for s in every])) if every else 0.0,
+        members={m: float(np.mean(x)) for m, x in scores_of.items() if x} if len(scores_of) > 1 else {},
         greedy=None if greedy is None else wilson(float(sum(greedy_scores)), len(greedy_scores)),
         seconds=seconds,
         final=greedy is not None,

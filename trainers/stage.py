@@ -16,7 +16,7 @@ from jurat.datasets.load import ProblemSet
 from jurat.engine import checkpoint as checkpointing
 from jurat.engine import local
 from jurat.platform.canonical import digest
-from jurat.platform.errors import RunFailed
+from jurat.platform.errors import RewardDrift, RunFailed
 from jurat.platform.ports import Allocator, GroupSource, Judge, Learner, Scorer
 from jurat.platform.provenance import versions
 from jurat.platform.randomness import seed_of
@@ -62,6 +62,13 @@ def _hosted(
     if cluster is None:
         judge = judge_for(recipe, base)
         judge.bind(specs)
+        if (found := judge.spec_digest) != digest:  # a file of verifiers was edited while the stage before went on
+            judge.close()
+            raise RewardDrift(
+                f"the reward of this stage is {found}, and was {digest} when the run was begun or resumed",
+                where=", ".join(recipe.verifiers) or "reward",
+                fix="restore the verifier, or resume with --accept-reward-change, which records what changed",
+            )
         return closing(judge)
     files = [str((base / file).resolve()) if file.endswith(".py") else file for file in recipe.verifiers]
     return cluster.judge(partial(build_judge, recipe.reward, user_files=files), specs, digest)

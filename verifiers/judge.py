@@ -404,7 +404,8 @@ class LocalJudge:
                 definition.ready(args)
             if self._may_inline and catalog.is_bounded(name, args):
                 return _Use.of(key, spec, _entry(definition), call=definition.build(args), built_in=True)
-            return _Use.of(key, spec, _entry(definition), built_in=True)
+            # one made of a user's verifiers is read where those are loaded
+            return _Use.of(key, spec, _entry(definition), built_in=not self._of_users(name, args))
         if name in REGISTERED:
             definition = catalog.check(name, args)
             self._add_origin(origin_of(definition))
@@ -413,6 +414,9 @@ class LocalJudge:
                 self._add_origin(shipped(definition))
             return _Use.of(key, spec, self._remote[name])
         raise unknown("verifier", name, [*catalog.names(), *self._remote], where="verifier")
+
+    def _of_users(self, name: str, args: Mapping[str, Any]) -> bool:
+        return name in self._remote or any(self._of_users(used, inner) for used, inner in catalog.parts_of(name, args))
 
     def _add_origin(self, origin: Origin) -> None:
         """A pool that loads ``origin`` too takes the place of the present one, once it has loaded it."""

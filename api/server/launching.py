@@ -42,7 +42,7 @@ MAX_CONFIG = 200
 
 def registered(folders: Sequence[Path]) -> dict[str, tuple[Path, Path]]:
     """{name: (file, folder that its relative paths start from)} of the recipes that ship and the operator's, who win."""
-    found = {name: (path, Path.cwd()) for name, path in recipes.shipped().items()}
+    found = {name: (path, recipes.base_of(path)) for name, path in recipes.shipped().items()}
     for folder in folders:
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
             if path.suffix in recipes.SUFFIXES and path.is_file():

@@ -269,13 +269,13 @@ def evaluation_from_json(value: Mapping[str, Any]) -> Evaluation:
     def estimate(item: Mapping[str, Any]) -> Estimate:
         return Estimate(value=number(item["value"]), low=number(item["low"]), high=number(item["high"]))
 
-    value = {"final": value["greedy"] is not None, "losses": {}, **value}  # records of before there were losses
+    value = {"final": value["greedy"] is not None, "members": {}, "losses": {}, **value}  # older records lack them
     made: dict[str, Any] = {}
     for name in Evaluation.__slots__:
         item = value[name]
         if name == "pass_at":
             made[name] = {int(k): estimate(v) for k, v in item.items()}
-        elif name == "losses":
+        elif name in ("members", "losses"):
             made[name] = {k: number(v) for k, v in item.items()}
         else:
             made[name] = estimate(item) if isinstance(item, Mapping) else number(item)
