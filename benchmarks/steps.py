@@ -74,7 +74,9 @@ def gsm8k(args: argparse.Namespace) -> dict[str, Any]:
         if found is not None and found.right is False:
             wrong.append(text)
         rounded += found is not None and "rounded" in found.why
-    print(f"{len(every):,} annotated calculations: {dict(answers)}; {rounded} of the right ones are roundings", flush=True)
+    print(
+        f"{len(every):,} annotated calculations: {dict(answers)}; {rounded} of the right ones are roundings", flush=True
+    )
     confirmed = 0
     for text in wrong:
         left, right = (exact(side) for side in text.split("="))

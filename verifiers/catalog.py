@@ -10,6 +10,9 @@ from typing import Any
 from jurat.platform.registry import unknown
 from jurat.verifiers import answers, arguments, compose, programs, rules
 from jurat.verifiers.registry import REGISTERED, Definition
+from jurat.verifiers.steps.consistency import consistency
+from jurat.verifiers.steps.derivation_order import derivation_order
+from jurat.verifiers.steps.equation_steps import equation_steps
 
 _PARTS = {"catalog": "the versions of the parts", "versions": "the versions of the parts"}
 """Stands in a composite's identity for the table of all verifiers: its parts' own versions are in it instead."""
@@ -29,6 +32,9 @@ BUILT_IN: Mapping[str, Definition] = MappingProxyType({
         Definition(name="language", target=rules.language, bounded=True),
         Definition(name="fluency", target=rules.fluency, bounded=True),
         Definition(name="json_schema", target=rules.json_schema, bounded=True),
+        Definition(name="equation_steps", target=equation_steps, kind="steps", bounded=True),
+        Definition(name="derivation_order", target=derivation_order, kind="steps", bounded=True),
+        Definition(name="consistency", target=consistency, kind="steps", bounded=True),
         Definition(name="regex_format", target=rules.regex_format, deadline=1.0),
         Definition(name="all_of", target=compose.all_of, config=_PARTS),
         Definition(name="any_of", target=compose.any_of, config=_PARTS),

@@ -60,7 +60,9 @@ def check(claim: Claim, *, remainder: bool = False) -> Decided:
         return Decided(holds, _shown(claim) if holds else f"{_shown(claim)} is false")
     if (amounts := _amounts(left, right)) is not None:
         x, y = amounts
-        return Decided(True, _shown(claim)) if x == y else Decided(False, f"{_shown(claim)}: the units make them differ")
+        return (
+            Decided(True, _shown(claim)) if x == y else Decided(False, f"{_shown(claim)}: the units make them differ")
+        )
     if a == b:
         return Decided(True, _shown(claim))
     if ("%" in right.text) != ("%" in left.text) and b * 100 == a and right.text.endswith("%"):
@@ -106,12 +108,17 @@ def _in_units(run: Run) -> Any | None:
         return None
     terms = node.args if node.kind == "add" else (node,)
     if len(terms) == 1 and sum(map(bool, run.units)) == 1:
-        (unit,) = filter(None, run.units)
-        return rational(node, Steps(MAX_STEPS)) * UNITS[unit][1]
-    if set(run.text) & set("*/") or len(terms) != len(run.units) or not all(run.units):
+        units: tuple[str, ...] = tuple(filter(None, run.units))
+    elif set(run.text) & set("*/") or len(terms) != len(run.units) or not all(run.units):
         return None
-    steps = Steps(MAX_STEPS)
-    return sum((rational(term, steps) * UNITS[unit][1] for term, unit in zip(terms, run.units, strict=True)), Q(0))
+    else:
+        units = run.units
+    steps, total = Steps(MAX_STEPS), Q(0)
+    for term, unit in zip(terms, units, strict=True):
+        if (found := rational(term, steps)) is None:
+            return None
+        total += found * UNITS[unit][1]
+    return total
 
 
 def _by_engine(claim: Claim) -> Decided:

@@ -23,7 +23,7 @@ _TOKEN = re.compile(
     r"(?P<space>\s+)"
     r"|(?P<num>\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
     r"|(?P<rel>\\(?:approx|leq?|geq?|lt|gt|equiv)\b|<=|>=|=>|->|=+|≈|≃|≅|≤|≥|<|>|→|⇒|⟹)"
-    r"|(?P<op>\*\*|[-+*/^]|[−–—×÷·∙⋅✕]|\\(?:times|cdot|div|ast)\b|±|\\pm\b)"
+    r"|(?P<op>\*\*|//|[-+*/^]|[−–—×÷·∙⋅✕]|\\(?:times|cdot|div|ast)\b|±|\\pm\b)"
     r"|(?P<cmd>\\(?:[A-Za-z]+|.))"
     r"|(?P<word>[^\W\d_]+(?:['’][^\W\d_]+)?)"
     r"|(?P<open>[(\[{])|(?P<close>[)\]}])"
@@ -32,7 +32,7 @@ _TOKEN = re.compile(
 )
 _BULLET = re.compile(r"\A\s*[-*•](?=\s)|\A\s*(?:step\s*)?\d{1,3}\s*[.:)](?=\s)", re.IGNORECASE)
 _OPERATORS = {
-    "**": "^", "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "∙": "*", "⋅": "*", "✕": "*", "÷": "/", "\\times": "*",
+    "**": "^", "//": "/", "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "∙": "*", "⋅": "*", "✕": "*", "÷": "/", "\\times": "*",
     "\\cdot": "*", "\\ast": "*", "\\div": "/", "\\pm": "±",
 }  # fmt: skip
 _SIGNS = frozenset(("-", "−", "–", "+", "±", "\\pm"))
@@ -150,15 +150,20 @@ def _begins_late(pieces: list[Piece], place: int, at: int) -> bool:
         return True
     while back >= 0 and isinstance(word := pieces[back], Token) and word.kind == "word" and word.text not in ("x", "X"):
         back -= 1
-    return back >= 0 and back < place - 1 and isinstance(sign := pieces[back], Token) and (sign.kind == "op" or sign.text in ("x", "X"))
+    return (
+        back >= 0
+        and back < place - 1
+        and isinstance(sign := pieces[back], Token)
+        and (sign.kind == "op" or sign.text in ("x", "X"))
+    )
 
 
 def _cut(beside: Piece, at: int) -> bool:
     """Whether the expression that begins or ends ``at`` went on, into what is not read (``12 pieces/house * 60``, ``11:00``)."""
     if isinstance(beside, Run):
         return True
-    touches = at in (beside.start, beside.end) and (beside.kind == "word" or beside.text in (":", ","))
-    touches &= beside.start >= 0
+    touches = at in (beside.start, beside.end) and beside.kind == "word"
+    touches |= at == beside.end and beside.text in (":", ",")
     return touches or beside.kind in ("op", "open", "cmd") or beside.text in ("x", "X", ")", "]")
 
 
@@ -222,9 +227,16 @@ class _Reader:
         token = self.look()
         if token.kind == "op":
             sign = _OPERATORS.get(token.text, token.text)
-        elif token.kind == "word" and token.text.lower() == "of" and self.out[-1:] and self.out[-1][-1] in "%0123456789)":
+        elif (
+            token.kind == "word" and token.text.lower() == "of" and self.out[-1:] and self.out[-1][-1] in "%0123456789)"
+        ):
             sign = "*"
-        elif token.kind == "word" and token.text in ("x", "X") and self.look(1).kind in ("num", "money", "open") and self.numeric():
+        elif (
+            token.kind == "word"
+            and token.text in ("x", "X")
+            and self.look(1).kind in ("num", "money", "open")
+            and self.numeric()
+        ):
             sign = "*"
         elif self.adjacent(token):
             self.plain = False  # a product that is not spelt out
@@ -249,7 +261,9 @@ class _Reader:
 
     def operand(self, depth: int) -> bool:
         mark = self.mark()
-        begins = self.place == self.first and self.place and self.tokens[self.place - 1].kind in ("word", "num", "close")
+        begins = (
+            self.place == self.first and self.place and self.tokens[self.place - 1].kind in ("word", "num", "close")
+        )
         while not begins and (token := self.look()).kind == "op" and token.text in _SIGNS:
             sign = _OPERATORS.get(token.text, token.text)
             if sign == "±":
@@ -301,7 +315,7 @@ class _Reader:
 
     def noun(self) -> str:
         """Words after a number, where an expression goes on after them or a relation follows: read, and not part of it."""
-        words = []
+        words: list[str] = []
         while (token := self.look(len(words))).kind == "word" and len(words) < 3:
             lower = token.text.lower()
             if lower in _NOT_NOUNS or lower == "of" or len(lower) == 1:
@@ -328,6 +342,8 @@ class _Reader:
             return True
         if token.text in ("a", "A", "I"):
             return before.kind in ("op", "rel") or after.kind in ("op", "rel")
+        if after.text == "(" and after.start == token.end and token.text not in "fghFGP":
+            return True
         return before.kind in ("op", "rel", "open") or after.kind in ("op", "rel", "close")
 
     def bracket(self, depth: int) -> bool:

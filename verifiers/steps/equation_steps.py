@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from jurat.platform.types import Problem, Status, Step, Verdict
+from jurat.platform.types import Problem, Step, Verdict
 from jurat.verifiers.steps import arithmetic, equations
 from jurat.verifiers.steps.claims import Claim, Said, said, words_before
 from jurat.verifiers.steps.split import VERSION, How, Span, split
+from jurat.verifiers.steps.verdicts import Score, step_of, whole
 
 MAX_TEXT = 64_000
 """Characters that are read; a step that begins beyond is not checkable."""
@@ -27,7 +28,7 @@ REASONED = re.compile(
 """Words by which a step tells why solutions go or come: what they say is not decided here."""
 
 
-def equation_steps(problem: Problem, completion: str, how: How = "auto", score: str = "all") -> Verdict:
+def equation_steps(problem: Problem, completion: str, how: How = "auto", score: Score = "all") -> Verdict:
     """Checks each step's equalities exactly: arithmetic, equivalence to an earlier equation, substitution, units, annotations.
 
     A step is ``correct`` (all that it claims and that can be decided is so), ``incorrect`` (something is not) or ``abstained``: not
@@ -42,14 +43,14 @@ def equation_steps(problem: Problem, completion: str, how: How = "auto", score: 
     return judged(completion, split(completion, how), score)
 
 
-def judged(text: str, spans: Sequence[Span], score: str = "all") -> Verdict:
+def judged(text: str, spans: Sequence[Span], score: Score = "all") -> Verdict:
     """The verdict on steps that are cut already."""
     known, seen, before = equations.Known(), dict[tuple[str, str, str], int](), Said((), None, "", None)
     steps: list[Step] = []
     rewriting = False
     for number, span in enumerate(spans, 1):
         if span.start >= MAX_TEXT:
-            steps.append(_step(span, None, "too far into the text"))
+            steps.append(step_of(span, None, "too far into the text"))
             continue
         found = said(text, span.start, min(span.end, MAX_TEXT))
         claims, goes_on = list(found.claims), False
@@ -59,24 +60,7 @@ def judged(text: str, spans: Sequence[Span], score: str = "all") -> Verdict:
         rewriting = goes_on
         steps.append(_of(text, span, claims, known, seen, number, goes_on))
         before = found
-    scores = [step.score for step in steps if step.score is not None]
-    if not scores:
-        return Verdict.of("abstained", why="no step can be checked", steps=tuple(steps))
-    wrong = next((number for number, step in enumerate(steps, 1) if step.status == "incorrect"), None)
-    evidence = {"splitter": VERSION, "checked": len(scores), "steps": len(steps), "first_error": wrong}
-    if wrong is None:
-        why = f"{len(scores)} of {len(steps)} steps checked, none wrong"
-        return Verdict.of("correct", why=why, steps=tuple(steps), evidence=evidence)
-    why = f"step {wrong}: {steps[wrong - 1].why}"
-    share = sum(scores) / len(scores)
-    if score == "share" and share > 0.0:
-        return Verdict.of("partial", share, why=why, steps=tuple(steps), evidence=evidence)
-    return Verdict.of("incorrect", why=why, steps=tuple(steps), evidence=evidence)
-
-
-def _step(span: Span, right: bool | None, why: str) -> Step:
-    status: Status = "abstained" if right is None else "correct" if right else "incorrect"
-    return Step(start=span.start, end=span.end, status=status, score=None if right is None else float(right), why=why)
+    return whole(steps, score=score, evidence={"splitter": VERSION})
 
 
 def _of(
@@ -94,7 +78,7 @@ def _of(
     for group in _joined(text, claims):
         claim = group[0]
         key = (claim.left.text, claim.relation, claim.right.text)
-        if claim.left.text == claim.right.text:
+        if claim.left.text == claim.right.text and claim.relation == "=":
             whys.append(f"{claim.left.text} = {claim.right.text} says nothing")
             continue
         if key in seen and seen[key] != number:
@@ -103,11 +87,11 @@ def _of(
         found = _decided(text, span, group, known, number, goes_on and claim is claims[0])
         seen.setdefault(key, number)
         if found.right is False:
-            return _step(span, False, found.why)
+            return step_of(span, False, found.why)
         if found.right:
             right = True
         whys.insert(0 if found.right else len(whys), found.why)
-    return _step(span, right, whys[0] if whys else "nothing is claimed that can be checked")
+    return step_of(span, right, whys[0] if whys else "nothing is claimed that can be checked")
 
 
 def _joined(text: str, claims: list[Claim]) -> list[list[Claim]]:
@@ -135,11 +119,17 @@ def _decided(
     premise = bool(words & PREMISE)
     if _LET.search(text[span.start : claim.left.start]) and claim.left.text in claim.left.names:
         known.forget(claim.left.text)
-    rewrites = goes_on or (bool(words & REWRITES) and not known.about(claim) and claim.left.text not in claim.left.names)
+    rewrites = goes_on or (
+        bool(words & REWRITES) and not known.about(claim) and claim.left.text not in claim.left.names
+    )
     found = equations.check(
         group, known, concludes=bool(words & CONCLUSION), premise=premise and not rewrites, rewrites=rewrites
     )
-    if found.right is False and ("loses" in found.why or "gains" in found.why) and REASONED.search(text[span.start : span.end]):
+    if (
+        found.right is False
+        and ("loses" in found.why or "gains" in found.why)
+        and REASONED.search(text[span.start : span.end])
+    ):
         found = found._replace(right=None, why=f"{found.why}; a reason is given")
     if found.right is not False and len(group) == 1 and not rewrites:
         known.learn(claim, number)
@@ -148,4 +138,3 @@ def _decided(
         if node is not None:
             known.equations.append((node, number))
     return found
-

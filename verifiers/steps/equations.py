@@ -110,8 +110,6 @@ def check(claims: Sequence[Claim], known: Known, *, concludes: bool, premise: bo
     rest = _rest(top, [other for other, _, _ in others])
     if rest is not None and rest == 0:
         return Decided(True, f"{said}, from the equations before")
-    if rest is not None and int(rest.total_degree()) == 0:
-        return Decided(False, f"{said} contradicts the equations before")
     for other, bottom, step in reversed(others):
         if (why := _lost_or_gained(top, other, bottom)) is not None:
             right, words = why
@@ -120,6 +118,8 @@ def check(claims: Sequence[Claim], known: Known, *, concludes: bool, premise: bo
     alone = [(other, step) for other, _, step in others if _names_in(other) == _names_in(top)]
     if len(_names_in(top)) == 1 and alone:
         return Decided(False, f"{said} does not follow from step {alone[-1][1]}")
+    if rest is not None and int(rest.total_degree()) == 0:
+        return Decided(False, f"{said} contradicts the equations before")
     if concludes and all(_is_linear(each) for each in (top, *(other for other, _, _ in others))):
         if _names_in(top) <= set().union(*(_names_in(other) for other, _, _ in others)):
             return Decided(False, f"{said} does not follow from the equations before")

@@ -61,9 +61,18 @@ def _shopping(drawn: random.Random, error: str) -> Derivation:
     second = first + more if wrong != 2 else _off(drawn, first + more)
     third = second - gone if wrong != 3 else _off(drawn, second - gone)
     steps = (
-        drawn.choice([f"{name} buys {packs} * {each} = {first} {goods}.", f"So {name} has {packs} x {each} = {first} {goods}"]),
-        drawn.choice([f"With {more} more that makes {first} + {more} = {second} {goods}.", f"{first} + {more} = {second}"]),
-        drawn.choice([f"After giving {gone} away there are {second} - {gone} = {third} {goods} left.", f"{second} - {gone} = {third}"]),
+        drawn.choice(
+            [f"{name} buys {packs} * {each} = {first} {goods}.", f"So {name} has {packs} x {each} = {first} {goods}"]
+        ),
+        drawn.choice(
+            [f"With {more} more that makes {first} + {more} = {second} {goods}.", f"{first} + {more} = {second}"]
+        ),
+        drawn.choice(
+            [
+                f"After giving {gone} away there are {second} - {gone} = {third} {goods} left.",
+                f"{second} - {gone} = {third}",
+            ]
+        ),
     )
     return Derivation(steps, error, wrong or None)
 
@@ -170,7 +179,9 @@ def _quadratic(drawn: random.Random, error: str) -> Derivation:
         return Derivation((head, factors, f"So x = {p} or x = {-q}"), error, 3)
     if error == "algebra":
         worse = q + drawn.choice([-2, -1, 1, 2])
-        return Derivation((head, f"(x{_term(-p)})(x{_term(-worse) if worse else ''}) = 0", f"So x = {p} or x = {worse}"), error, 2)
+        return Derivation(
+            (head, f"(x{_term(-p)})(x{_term(-worse) if worse else ''}) = 0", f"So x = {p} or x = {worse}"), error, 2
+        )
     return Derivation((head, factors, f"So x = {p} or x = {q}"), "", None)
 
 

@@ -14,7 +14,9 @@ MAX_STEPS = 512
 
 How = Literal["auto", "tags", "numbered", "lines", "equations"]
 _TAG = re.compile(r"<step\b[^<>]{0,40}>(.*?)(?:</step\s*>|(?=<step\b)|\Z)", re.DOTALL | re.IGNORECASE)
-_NUMBER = re.compile(r"^[ \t]*(?:\*\*|#{1,6} )?(?:step[ \t]*\d{1,3}[ \t]*[.:)\-]|\d{1,3}[.):](?=[ \t]))", re.MULTILINE | re.IGNORECASE)
+_NUMBER = re.compile(
+    r"^[ \t]*(?:\*\*|#{1,6} )?(?:step[ \t]*\d{1,3}[ \t]*[.:)\-]|\d{1,3}[.):](?=[ \t]))", re.MULTILINE | re.IGNORECASE
+)
 _LINE = re.compile(r"[^\n]+")
 _SENTENCE = re.compile(r"[^\n]+?(?:[.;](?=\s)|,(?=\s+(?:so|then|thus|therefore|hence)\b)|\n|\Z)", re.IGNORECASE)
 
