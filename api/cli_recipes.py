@@ -90,6 +90,7 @@ def show(
 def copy(
     name: Annotated[str, typer.Argument(help="A recipe that ships.", autocompletion=completion.recipes)],
     to: Annotated[Path, typer.Argument(help="A folder that is not there yet.")],
+    as_json: terminal.AsJson = False,
 ) -> None:
     """Copy a recipe with the data and verifiers that lie beside it, to be changed and trained with.
 
@@ -111,4 +112,7 @@ def copy(
     else:
         to.mkdir(parents=True)
         shutil.copyfile(file, to / WHOLE)
-    sys.stdout.write(f"{terminal.clean(str(to / WHOLE))}\n")
+    if as_json:
+        terminal.print_json({"recipe": str(to / WHOLE)})
+    else:
+        sys.stdout.write(f"{terminal.clean(str(to / WHOLE))}\n")

@@ -319,7 +319,10 @@ def test_failed_train_ends_with_one_json_line(jurat: Any, tmp_path: Path) -> Non
 
 def test_every_recipe_that_ships_is_listed_and_valid(jurat: Any, root: Path) -> None:
     rows = jurat("recipes", "ls", "--json").json
-    assert {row["name"] for row in rows} == {path.stem for path in (root / "trainers" / "recipes").glob("*.yaml")}
+    assert {row["name"] for row in rows} == {
+        *(path.stem for path in (root / "trainers/recipes").glob("*.yaml")),
+        *(path.parent.name for path in (root / "trainers/recipes").glob("*/recipe.yaml")),
+    }
     assert {"tiny", "quickstart", "gsm8k", "math"} <= {row["name"] for row in rows}
     assert all(row["about"] for row in rows), "each says what it is for"
 
