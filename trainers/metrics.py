@@ -49,6 +49,10 @@ def step_metrics(batch: Batch, reports: Sequence[UpdateReport]) -> dict[str, flo
         scores = np.array([v.score for v in verdicts if v.score is not None])
         out[f"verifier/{name}/mean"] = mean(scores)
         out[f"verifier/{name}/undecided"] = 1 - len(scores) / len(verdicts)
+        apart = [float(v.evidence["disagreement"]) for v in verdicts if "disagreement" in v.evidence]
+        if apart:  # an ensemble
+            out[f"verifier/{name}/disagreement"] = mean(apart)
+            out[f"verifier/{name}/failed"] = mean(any(flag.startswith("without ") for flag in v.flags) for v in verdicts)
         out[f"verifier/{name}/seconds"] = mean(np.array([v.seconds for v in verdicts]))
     for role in dict.fromkeys(report.role for report in reports):
         mine = [report for report in reports if report.role == role]

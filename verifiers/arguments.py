@@ -160,6 +160,19 @@ _OWN: Mapping[str, Check] = {
 }  # fmt: skip
 
 
+def _ensemble(args: Mapping[str, Any]) -> None:
+    from jurat.verifiers.ensemble import RULES
+
+    _one_of("ensemble", "rule", args.get("rule", "median"), RULES)
+    members = len(args.get("of", ()))
+    for key, low, high in (("quorum", 1, members), ("trim", 0, 0.49), ("k", 0, 100), ("abstain_above", 0, 1)):
+        value = args.get(key)
+        if value is not None and (type(value) not in (int, float) or (key == "quorum" and type(value) is not int)):
+            raise _refused("ensemble", key, "a whole number" if key == "quorum" else "a number", value)
+        if value is not None:
+            _within("ensemble", args, low, high, key)
+
+
 def _composite(name: str, args: Mapping[str, Any]) -> None:
     """The form of ``of`` and ``weights``. Parts may be known to a worker process alone, so names are looked up there."""
     of = args.get("of", ())
@@ -172,6 +185,8 @@ def _composite(name: str, args: Mapping[str, Any]) -> None:
         whole = isinstance(part, Mapping) and isinstance(part.get("use"), str) and part.keys() <= {"use", "args"}
         if not whole or not isinstance(part.get("args", {}), Mapping):
             raise _refused(name, "of", form, part)
+    if name == "ensemble":
+        _ensemble(args)
     weights = args.get("weights")
     if weights is None:
         return

@@ -9,6 +9,7 @@ from typing import Any
 
 from jurat.platform.registry import unknown
 from jurat.verifiers import answers, arguments, compose, programs, rules
+from jurat.verifiers.ensemble import ensemble
 from jurat.verifiers.registry import REGISTERED, Definition
 from jurat.verifiers.steps.consistency import consistency
 from jurat.verifiers.steps.derivation_order import derivation_order
@@ -41,6 +42,7 @@ BUILT_IN: Mapping[str, Definition] = MappingProxyType({
         Definition(name="gated", target=compose.gated, config=_PARTS),
         Definition(name="weighted", target=compose.weighted, config=_PARTS),
         Definition(name="first_decisive", target=compose.first_decisive, config=_PARTS),
+        Definition(name="ensemble", target=ensemble, config=_PARTS),
     )
 })  # fmt: skip
 
@@ -74,8 +76,7 @@ def parts_of(name: str, args: Mapping[str, Any]) -> list[tuple[str, Mapping[str,
     target = BUILT_IN[name].target if name in BUILT_IN else None
     if not (isinstance(target, type) and issubclass(target, compose._Composite)):
         return []
-    given = args.get("of", ())
-    return [(part, {}) if isinstance(part, str) else (part["use"], part.get("args", {})) for part in given]
+    return [compose.use_of(part) for part in args.get("of", ())]
 
 
 def is_bounded(name: str, args: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ settle the result, the whole has no score either and carries that part's status.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,13 +21,21 @@ Part = str | Mapping[str, Any] | Callable[..., Any]
 
 
 class _Composite:
-    """Parts in order; ``settle`` makes one verdict of theirs."""
+    """Parts in order, made one verdict of."""
+
+    together = False
+    """Whether a judge may ask the parts apart from one another, and put their verdicts together by ``put``."""
 
     def __init__(self, of: Sequence[Part]) -> None:
         if not of:
             raise ConfigError(f"{type(self).__name__} needs at least one verifier in `of`", where=type(self).__name__)
         self.of = tuple(of)
-        self._calls = [_resolved(part) for part in of]
+        if not self.together:
+            self._calls  # noqa: B018  unknown names are refused where it is made
+
+    @functools.cached_property
+    def _calls(self) -> list[tuple[str, Callable[[Problem, str, Finish], Verdict]]]:
+        return [_resolved(part) for part in self.of]
 
     def __call__(self, problem: Problem, completion: str, finish: Finish = "stop") -> Verdict:
         raise NotImplementedError
@@ -42,13 +51,22 @@ class _Composite:
         return dataclasses.replace(verdict, seconds=time.perf_counter() - started, why=f"{name}: {verdict.why}")
 
 
+def named(part: Part) -> str:
+    return getattr(part, "__name__", "verifier") if callable(part) else use_of(part)[0]
+
+
+def use_of(part: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(verifier, its arguments)"""
+    return (part, {}) if isinstance(part, str) else (part["use"], dict(part.get("args", {})))
+
+
 def _resolved(part: Part) -> tuple[str, Callable[[Problem, str, Finish], Verdict]]:
     from jurat.verifiers import catalog, verdicts
 
     if callable(part):
-        name, kind, call, wants = getattr(part, "__name__", "verifier"), "outcome", part, False
+        name, kind, call, wants = named(part), "outcome", part, False
     else:
-        name, args = (part, {}) if isinstance(part, str) else (part["use"], dict(part.get("args", {})))
+        name, args = use_of(part)
         definition = catalog.check(name, args, where="of")
         if definition.batch:
             raise ConfigError(f"{name!r} takes batches and cannot be part of another verifier", where="of")
@@ -67,7 +85,7 @@ def _version(part: Part) -> str:
 
     if callable(part):
         return identify(part, config={}).digest
-    name, args = (part, {}) if isinstance(part, str) else (part["use"], dict(part.get("args", {})))
+    name, args = use_of(part)
     return versions.identity_of(catalog.check(name, args), args).digest
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from importlib import metadata
 from pathlib import Path
@@ -262,6 +262,11 @@ class LocalJudge:
             use = self._use(problem.verifier.name, {**problem.verifier.args, **member.args})
         else:
             use = self._use(member.use, member.args)
+        return self._ask(use, problem, text, finish)
+
+    def _ask(self, use: _Use, problem: Problem, text: str, finish: Finish) -> Verdict | Future[Verdict]:
+        if use.put is not None:
+            return self._together(use, [self._ask(part, problem, text, finish) for part in use.parts])
         known, fault = self._cache.problem(problem) if use.call is None or self._cache.size else (None, "")
         key = self._cache.key(use, known, text, finish) if use.deterministic and known is not None else None
         if key is not None and (held := self._cache.get(key)) is not None:
@@ -287,6 +292,41 @@ class LocalJudge:
         else:
             self._send([item])
         return done
+
+    def _together(self, use: _Use, asked: Sequence[Verdict | Future[Verdict]]) -> Verdict | Future[Verdict]:
+        """The verdict of an ensemble, once all its members have theirs."""
+
+        def put(made: Sequence[Verdict]) -> Verdict:
+            assert use.put is not None
+            verdict = use.put(made)
+            slowest = max(each.seconds for each in made)
+            return dataclasses.replace(verdict, seconds=slowest, verifier=use.spec, isolation=use.isolation)
+
+        waiting = [each for each in asked if isinstance(each, Future)]
+        if not waiting:
+            return put([each for each in asked if isinstance(each, Verdict)])
+        whole: Future[Verdict] = Future()
+        left, lock = [len(waiting)], threading.Lock()
+
+        def done(_: Future[Verdict]) -> None:
+            with lock:
+                left[0] -= 1
+                last = left[0] == 0
+            if not last or any(each.cancelled() for each in waiting):
+                return
+            made = [each if isinstance(each, Verdict) else each.result() for each in asked]
+            if not whole.cancelled() and whole.set_running_or_notify_cancel():
+                whole.set_result(put(made))
+
+        def dropped(future: Future[Verdict]) -> None:
+            if future.cancelled():
+                for each in waiting:
+                    each.cancel()
+
+        for each in waiting:
+            each.add_done_callback(done)
+        whole.add_done_callback(dropped)
+        return whole
 
     def _inline(self, use: _Use, problem: Problem, text: str, finish: Finish) -> Verdict:
         assert use.call is not None
@@ -405,7 +445,11 @@ class LocalJudge:
             if self._may_inline and catalog.is_bounded(name, args):
                 return _Use.of(key, spec, _entry(definition), call=definition.build(args), built_in=True)
             # one made of a user's verifiers is read where those are loaded
-            return _Use.of(key, spec, _entry(definition), built_in=not self._of_users(name, args))
+            use = _Use.of(key, spec, _entry(definition), built_in=not self._of_users(name, args))
+            if getattr(definition.target, "together", False):
+                use.parts = tuple(self._use(used, inner) for used, inner in catalog.parts_of(name, args))
+                use.put = definition.build(args).put  # type: ignore[attr-defined]
+            return use
         if name in REGISTERED:
             definition = catalog.check(name, args)
             self._add_origin(origin_of(definition))
@@ -592,6 +636,9 @@ class _Use:
     entry: Mapping[str, Any] | None
     """What the child said of a user's verifier; None for a built-in one."""
     isolation: Literal["process", "sandbox"] = "process"
+    parts: tuple[_Use, ...] = ()
+    put: Callable[[Sequence[Verdict]], Verdict] | None = None
+    """Of an ensemble: its members are asked apart, and this makes one verdict of theirs."""
 
     @classmethod
     def of(

@@ -36,8 +36,8 @@ def labels(members: Sequence[Member]) -> tuple[str, ...]:
 def combine(part: RewardPart, verdicts: Mapping[str, Verdict]) -> Reward:
     """The raw reward of one completion. ``verdicts`` holds one verdict for each label of ``part.members``.
 
-    A member without a score excludes the sample or counts as 0, as ``on_undecided`` says; a gate that is closed settles the
-    reward at 0 all the same. Raises RunFailed where a verdict has no score and ``on_undecided`` is "raise".
+    A member without a score excludes the sample or counts as 0, as ``on_undecided`` says, unless it counts for nothing; a gate that
+    is closed settles the reward at 0 all the same. Raises RunFailed where a verdict has no score and ``on_undecided`` is "raise".
     """
     parts: dict[str, float | None] = {}
     steps: list[Step] = []
@@ -47,6 +47,8 @@ def combine(part: RewardPart, verdicts: Mapping[str, Verdict]) -> Reward:
         score = parts[label] = verdict.score
         if member.role == "process":
             steps += verdict.steps
+        if score is None and not member.weight and member.gate is None:
+            continue  # it counts for nothing
         if score is None and part.on_undecided == "raise":
             raise RunFailed(
                 f"no score: {verdict.status} ({verdict.why})",

@@ -146,3 +146,10 @@ def test_runs_of_before_are_known_by_the_digest_that_they_have():
     part = RewardPart(members=(Member(use="problem"), Member(use="length", role="style", weight=0.1, args={"max": 5})))
     assert digest_of_before(part, bound) == "sha256:456ab4b7568750258538c6b13a2056648aa220ff49e8a17bc25b206c2cfd8111"
     assert digest_of_before(part.model_copy(update={"combine": "mean"}), bound) == ""
+
+
+def test_a_member_that_counts_for_nothing_excludes_nobody():
+    """A checker of steps with weight 0 abstains where nothing can be checked: the outcome stands."""
+    part = RewardPart(members=(Member(use="a"), Member(use="b", role="process", weight=0.0)))
+    assert worth(part, 1.0, None).value == 1.0
+    assert worth(part.model_copy(update={"on_undecided": "raise"}), 1.0, None).value == 1.0
