@@ -1,6 +1,6 @@
 """Problems made from a seed: graded levels with exact answers, worded in many ways, endless above level 2.
 
-Two families, chosen by the source's name:
+Three families, chosen by the source's name:
 
 `generated`: questions in English.
 
@@ -17,13 +17,17 @@ Two families, chosen by the source's name:
 once: level 1 ``7+5=`` one digit, 2 sums and differences to 20 and tables to 5 x 9, 3 two-digit, 4 ``3+4*5=`` one digit.
 Its solution is the answer alone.
 
+`generated:chain`: several steps for models that learn from nothing, worked from left to right as a calculator does:
+``3,+4,*2,-5:`` has the solution ``3+4=7;7*2=14;14-5=9``. Level k has k + 1 operations (1: two, 2: three, 3: four) by one
+digit; every value lies in 0..20.
+
 No key (below) of levels 1 to 3 is asked at two of them.
 
 **Splits are by content.** A problem belongs to `train` or to `held_out` by a hash of its key, whatever the seed, level
 or wording; one in five keys is held out. In `generated` the key is what is computed: signs and operands, the order of
 the two operands of a lone sum or product left out. So a held-out operand pair never occurs in training as the same
 question under another wording, nor turned round; it may occur inside a longer chain (``7 + 5`` within ``7 + 5 - 3``).
-In `generated:plain` the key is the text: ``7+5=`` may be held out while ``5+7=`` is trained on.
+In `generated:plain` and `generated:chain` the key is the text: ``7+5=`` may be held out while ``5+7=`` is trained on.
 
 Each problem is a function of (seed, level, split, index); ``distinct`` walks the index and leaves repeats out.
 """
@@ -43,8 +47,8 @@ from jurat.platform.randomness import seed_of
 
 VERSION = 1
 """Raised when a seed gives other problems than before."""
-FAMILIES = ("generated", "generated:plain")
-LEVELS = {"generated": (1, 2, 3, 4, 5, 6), "generated:plain": (1, 2, 3, 4)}
+FAMILIES = ("generated", "generated:plain", "generated:chain")
+LEVELS = {"generated": (1, 2, 3, 4, 5, 6), "generated:plain": (1, 2, 3, 4), "generated:chain": (1, 2, 3)}
 SPLITS = {"train": "train", "held_out": "held_out", "unseen": "held_out", "test": "held_out", "validation": "held_out"}
 HELD_OUT_SHARE = 0.2
 
@@ -63,7 +67,8 @@ class Question:
     key: str
     """What decides the split."""
     solution: str
-    """The working, and ``#### answer`` on its last line; for the plain family the answer alone."""
+    """The working, and ``#### answer`` on its last line; for the plain family the answer alone,
+    for the chain its equations."""
     index: int = 0
 
     def columns(self) -> dict[str, Any]:
@@ -97,12 +102,12 @@ def question(source: str, *, seed: int, level: int, split: str, index: int) -> Q
     if source == "generated:plain":
         pool = _plain(level, wanted)
         return _ordered(pool, seed, level)[index % len(pool)]
-    rng = random.Random(seed_of("generated", VERSION, seed, level, wanted, index))
-    make = _LEVELS[level]
+    chain = source == "generated:chain"
+    rng = random.Random(seed_of(source, VERSION, seed, level, wanted, index))
     while True:
-        made = make(rng)
+        made = _chain(rng, level + 1) if chain else _LEVELS[level](rng)
         if held_out(made.key) == (wanted == "held_out"):
-            return _finish(made, level, index)
+            return _finish(made, level, index, ";".join(made.working) if chain else None)
 
 
 def distinct(source: str, *, seed: int, level: int, split: str) -> Iterator[Question]:
@@ -156,10 +161,10 @@ _Maker = Callable[[random.Random], _Made]
 _KINDS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
 
 
-def _finish(made: _Made, level: int, index: int) -> Question:
+def _finish(made: _Made, level: int, index: int, solution: str | None) -> Question:
     answer = str(made.answer)
     return Question(text=made.text, answer=answer, level=level, kind=made.kind, operands=made.operands, key=made.key,
-                    solution="\n".join((*made.working, f"#### {answer}")), index=index)  # fmt: skip
+                    solution=solution or "\n".join((*made.working, f"#### {answer}")), index=index)  # fmt: skip
 
 
 def _pick(rng: random.Random, items: Sequence[Any]) -> Any:
@@ -407,6 +412,32 @@ def _below_zero(rng: random.Random) -> _Made:
 _LEVELS: dict[int, _Maker] = {
     1: _level_1, 2: _level_2, 3: _level_3, 4: _level_4, 5: _level_5, 6: _level_6,
 }  # fmt: skip
+
+
+# ---- chains --------------------------------------------------------------------------------------------------------
+
+CHAIN_MOST = 20
+"""Values of a chain lie between 0 and this: few enough facts to be learnt, more than a short SFT learns."""
+
+
+def _chain(rng: random.Random, operations: int) -> _Made:
+    value = first = rng.randint(1, 9)
+    text, operands, working = str(first), [first], []
+    for _ in range(operations):
+        possible = [
+            (sign, b, result)
+            for sign in "+-*"
+            for b in range(2 if sign == "*" else 1, 10)
+            if 0 <= (result := int(_value(sign, Fraction(value), Fraction(b)))) <= CHAIN_MOST and (sign != "*" or value)
+        ]
+        sign = _pick(rng, sorted({each[0] for each in possible}))
+        _, b, result = _pick(rng, [each for each in possible if each[0] == sign])
+        text += f",{sign}{b}"
+        working.append(f"{value}{sign}{b}={result}")
+        operands.append(b)
+        value = result
+    text += ":"
+    return _Made(text, Fraction(value), "chain", tuple(operands), text, tuple(working))
 
 
 # ---- plain arithmetic ----------------------------------------------------------------------------------------------
