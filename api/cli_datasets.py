@@ -25,7 +25,7 @@ SourceName = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="generated, generated:plain, a .jsonl or .parquet file, a folder of them, a Hub id, or a recipe.",
+        help="generated, generated:plain, generated:chain, a .jsonl or .parquet file, a folder of them, a Hub id, or a recipe.",
         show_default=False,
     ),
 ]

@@ -5,10 +5,11 @@
 
 Problems are those of the recipe ``process``: chains of three operations, worked step by step. All cells begin with one model,
 the recipe's own after ``--sft-steps`` steps of SFT, and learn by the same policy gradient (leave-one-out baseline, prompt
-mean); a cell is one seed of one rule: ``outcome``; ``shaped`` with scores of prefixes; ``min`` and ``sum``, gated, beside the
-outcome's advantage. Tokens are all that were generated for training. The report gives the tokens at which a curve first
-reaches ``--target`` (between two evaluations by a straight line; a cell that never does counts as its last, and is told), the
-mean accuracy over the tokens that all cells had, 95 % t-intervals over seeds, and both paired against ``outcome``.
+mean); a cell is one seed of one rule: ``outcome``; ``shaped`` with the chance of success after each step as its score, and
+``shaped0``, the same with lam 0; ``min`` and ``sum``, gated, beside the outcome's advantage. Tokens are all that were
+generated for training. The report gives the tokens at which a curve first reaches ``--target`` (between two evaluations by a
+straight line; a cell that never does counts as its last, and is told), the mean accuracy over the tokens that all cells had,
+95 % t-intervals over seeds, and both paired against ``outcome``.
 
 Every finished cell is one JSON line in FOLDER and is not run again.
 """
@@ -34,6 +35,7 @@ HERE = Path(launch.__file__).parent / "recipes" / "process"
 CREDITS: Mapping[str, Mapping[str, Any]] = {
     "outcome": {"name": "outcome"},
     "shaped": {"name": "shaped"},
+    "shaped0": {"name": "shaped", "lam": 0.0},
     "min": {"name": "min"},
     "sum": {"name": "sum"},
 }
@@ -58,9 +60,8 @@ def start(args: argparse.Namespace) -> str:
 def cell_recipe(args: argparse.Namespace, model: str, credit: str, seed: int) -> Recipe:
     members: list[dict[str, Any]] = [{"use": "problem"}]
     if credit != "outcome":
-        members.append(
-            {"use": "chain_steps", "role": "process", "weight": 0.0, "args": {"prefix": credit == "shaped"}}
-        )
+        potential = {"prefix": True, "chance": args.chance} if credit.startswith("shaped") else {}
+        members.append({"use": "chain_steps", "role": "process", "weight": 0.0, "args": potential})
     return recipe_of(
         args, model=model, seed=seed, steps=args.steps, prompts_per_step=8, optim__lr=args.lr,
         reward={"members": members},
@@ -136,6 +137,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parse.add_argument("--sft-steps", type=int, default=250)
     parse.add_argument("--points", type=int, default=8, help="evaluations along a curve")
     parse.add_argument("--problems", type=int, default=100, help="held-out problems of each, answered twice")
+    parse.add_argument("--chance", type=float, default=0.9, help="of a step to be right, in the potentials of shaped")
     parse.add_argument("--lr", type=float, default=2e-4)
     parse.add_argument("--target", type=float, default=0.6)
     parse.add_argument("--json", action="store_true")

@@ -250,6 +250,9 @@ class Credit(Part):
     weight: float = Field(default=1.0, gt=0)
     gate: bool = True
     """Where the outcome is wrong no step counts above 0. Not of ``shaped``, whose steps are potentials."""
+    lam: float = Field(default=1.0, ge=0, le=1)
+    """Of ``shaped``: how far back what follows counts. 1: all the way to the outcome, without bias; 0: a step is worth what it
+    adds to the chance of success, which is right as far as the scores are."""
 
 
 def _short(value: Any) -> Any:

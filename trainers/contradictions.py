@@ -329,6 +329,12 @@ def _refuse_unread(part: PolicyGradient) -> None:
             "set algorithm.credit.name: sum, min, shaped or function; or leave it out",
         ),
         (
+            credit.name != "shaped" and credit.lam != 1.0,
+            "algorithm.credit.lam",
+            f"is read by algorithm.credit.name 'shaped', which is {credit.name!r}",
+            "set algorithm.credit.name: shaped, or leave it out",
+        ),
+        (
             credit.name == "shaped" and not credit.gate,
             "algorithm.credit.gate",
             "is not read by algorithm.credit.name 'shaped', whose steps are potentials: nothing is gated there",

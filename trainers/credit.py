@@ -132,7 +132,7 @@ def shaped_rewards(potentials: Rewards, outcome: float, gamma: float = 1.0) -> R
     return rewards
 
 
-def shaped(group: Sequence[Solution]) -> list[Rewards]:
+def shaped(group: Sequence[Solution], lam: float = 1.0) -> list[Rewards]:
     """The score of step k is the potential of the state after it; ``A_t = outcome - potential of the state before t``.
 
     That is the reward-to-go of ``shaped_rewards`` at gamma 1: a baseline that knows how far the solution has come. It
@@ -143,14 +143,15 @@ def shaped(group: Sequence[Solution]) -> list[Rewards]:
     if len(group) < 2:
         return [np.zeros(solution.num_tokens) for solution in group]
     outcomes = np.array([solution.outcome for solution in group])
-    return [_shaped(solution, float(start)) for solution, start in zip(group, outcomes - rloo(outcomes), strict=True)]
+    starts = outcomes - rloo(outcomes)
+    return [_shaped(solution, float(start), lam) for solution, start in zip(group, starts, strict=True)]
 
 
-def _shaped(solution: Solution, start: float) -> Rewards:
+def _shaped(solution: Solution, start: float, lam: float) -> Rewards:
     # The text after the last step is one more step, which leads to the end.
     whole = replace(solution, ends=np.append(solution.ends, solution.num_tokens - 1))
     rewards = shaped_rewards(np.concatenate([[start], solution.scores, [0.0]]), solution.outcome)
-    return over_steps(reward_to_go(rewards), whole)
+    return over_steps(reward_to_go(rewards, lam), whole)
 
 
 # ---- against a baseline that is brought ----

@@ -30,7 +30,7 @@ from jurat.trainers.advantages import (
 )
 from jurat.trainers.aggregation import Aggregation, token_mean
 from jurat.trainers.allocation.posterior import Correctness
-from jurat.trainers.credit import CREDITS, Solution, gated
+from jurat.trainers.credit import CREDITS, Solution, gated, shaped
 from jurat.trainers.losses.policy import PolicyLoss
 from jurat.trainers.losses.preference import reference_point
 from jurat.trainers.packing import pack
@@ -152,7 +152,7 @@ def credit_rule(part: CreditPart, correctness: Correctness) -> CreditRule:
 
     def rule(group: Optimised, outcomes: list[Rewards]) -> list[Rewards]:
         solutions = [solution(scored, float(reward)) for scored, reward in zip(group.scored, group.totals, strict=True)]
-        found = CREDITS[part.name](solutions)
+        found = shaped(solutions, part.lam) if part.name == "shaped" else CREDITS[part.name](solutions)
         kept = 0.0 if part.name == "shaped" else 1.0
         return [kept * outcome + part.weight * steps for outcome, steps in zip(outcomes, found, strict=True)]
 

@@ -57,11 +57,12 @@ def value_of(expression):
 @pytest.mark.parametrize(("family", "level"), EVERY)
 def test_every_line_of_working_is_true_and_ends_in_the_answer(family, level):
     for q in islice(generated.distinct(family, seed=1, level=level, split="train"), 1500):
-        assert Fraction(q.answer) == Fraction(q.solution.rpartition("####")[2].strip())
+        chain = family == "generated:chain"
+        assert Fraction(q.answer) == Fraction(q.solution.rpartition("=" if chain else "####")[2].strip())
         assert str(Fraction(q.answer)) == q.answer
-        for line in q.solution.split("\n"):
+        for line in q.solution.split(";" if chain else "\n"):
             for equation in [] if line.startswith("####") or "=" not in line else line.split(", "):
-                left, right = equation.split(" = ")
+                left, right = equation.split("=")
                 assert value_of(left) == value_of(right), (q.text, line)
         if found := BARE.fullmatch(q.text):
             assert value_of(found[1].replace("=", "")) == Fraction(q.answer), q.text
@@ -140,6 +141,19 @@ def test_gold_and_worked_solutions_pass_the_math_verifier():
     with build_judge(RewardPart()) as judge:
         assert not check_gold(problems, judge.verdict)
         assert not check_gold(problems, judge.verdict, present=lambda p: p.columns["solution"])
+
+
+def test_a_chain_is_worked_from_left_to_right_and_stays_small():
+    for level in generated.LEVELS["generated:chain"]:
+        for q in islice(generated.distinct("generated:chain", seed=3, level=level, split="train"), 500):
+            first, *asked = re.findall(r"[-+*]?\d+", q.text.removesuffix(":"))
+            value, steps = int(first), []
+            for sign, number in ((each[0], int(each[1:])) for each in asked):
+                after = {"+": value + number, "-": value - number, "*": value * number}[sign]
+                steps.append(f"{value}{sign}{number}={after}")
+                value = after
+                assert 0 <= value <= generated.CHAIN_MOST
+            assert (len(asked), q.solution, q.answer) == (level + 1, ";".join(steps), str(value))
 
 
 GOLDEN = [

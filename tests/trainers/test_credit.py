@@ -273,3 +273,51 @@ def test_remax_with_steps(case, tolerance):
     inputs = case["inputs"]
     one = solution(inputs["step_rewards"], inputs["step_end_index"], inputs["T"])
     close(remax_steps(one, inputs["greedy_total_reward"]), case["outputs"]["advantages"], tolerance)
+
+
+# ---- shaped, with less of what follows ----
+
+
+def test_shaped_by_lambda_by_hand():
+    """Outcomes 1 and 0; potentials .5, .8, 1 and .5, .8, .1. Lambda 0: what each step adds. Lambda 1: the outcome less where it was."""
+    pair = [solution([0.5, 0.8, 1.0], outcome=1.0), solution([0.5, 0.8, 0.1], outcome=0.0)]
+    first, second = shaped(pair, 0.0)
+    close(first, [0.5, 0.5, 0.3, 0.3, 0.2, 0.2, 0.0])  # from 0, the other's outcome
+    close(second, [-0.5, -0.5, 0.3, 0.3, -0.7, -0.7, -0.1])
+    close(shaped(pair, 1.0)[1], shaped(pair)[1])
+    half = shaped(pair, 0.5)[0]
+    close(half[[4, 2, 0]], [0.2, 0.3 + 0.5 * 0.2, 0.5 + 0.5 * 0.4])
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0, 1), st.integers(0, 6),
+    st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+)  # fmt: skip
+def test_a_step_that_adds_nothing_gets_nothing_for_itself(scores, outcome, at, lam):
+    """Padding with a step that leaves the potential where it is: at lambda 0 it earns 0, and nobody else's credit changes but by
+    lambda to the power of the steps between."""
+    at = min(at, len(scores))
+    before = scores[at - 1] if at else None
+    if before is None:
+        return
+    padded = [*scores[:at], before, *scores[at:]]
+    other = solution([0.5], outcome=0.0)
+    plain = shaped([solution(scores, outcome=outcome), other], 0.0)[0]
+    longer = shaped([solution(padded, outcome=outcome), other], 0.0)[0]
+    close(longer[2 * at : 2 * at + 2], [0.0, 0.0], 1e-9)
+    close(np.delete(longer, [2 * at, 2 * at + 1]), plain, 1e-9)
+    whole = shaped([solution(padded, outcome=outcome), other], lam)[0]
+    assert np.abs(whole).max() <= 2.0 + len(padded)
+
+
+def test_cutting_a_right_step_in_two_raises_nothing():
+    """Step-count invariance: the whole of a solution is worth what it was, and so is every token, at lambda 1."""
+    other = solution([0.5], outcome=0.0)
+    once = shaped([solution([0.6, 0.9], outcome=1.0), other])[0]
+    twice = shaped([solution([0.6, 0.9, 0.9], ends=[1, 2, 3], num_tokens=5, outcome=1.0), other])[0]
+    assert twice[:3] == pytest.approx(once[:3]) and twice[3] <= once[3]
+    one, two = (
+        minimum([solution(s, ends=e, num_tokens=5), solution([0.5])])[0]
+        for s, e in (([1.0, 1.0], [1, 3]), ([1.0] * 3, [1, 2, 3]))
+    )
+    assert two == pytest.approx(one)

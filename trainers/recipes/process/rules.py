@@ -11,12 +11,15 @@ BEGUN = re.compile(r"(\d{1,6}([-+*](\d{1,6}(=-?)?)?)?)?")
 
 
 @jurat.verifier("chain_steps", version="1", kind="steps", deadline=1.0)
-def chain_steps(problem: jurat.Problem, completion: str, prefix: bool = False) -> jurat.Verdict:
+def chain_steps(
+    problem: jurat.Problem, completion: str, prefix: bool = False, chance: float = 1.0
+) -> jurat.Verdict:
     """Each text between semicolons is a step: right if it goes on from the number before it by the operation that is asked
     next, and its result is true. So a step that nobody asked for is wrong, be it true: none can be padded.
 
-    A step without a result that ends the text is not checked. With ``prefix`` the score of a step is whether it and all before
-    it are right: a potential, as ``credit: shaped`` wants it. Without, each is judged by what it makes of the number before it.
+    A step without a result that ends the text is not checked. With ``prefix`` the score of a step is the chance that the solution
+    will be right after it, as ``credit: shaped`` wants it: 0 if it or one before it is wrong, else ``chance`` to the power of the
+    steps that are left. Without, each is judged by what it makes of the number before it.
     """
     (_, last), *asked = ASKED.findall(problem.messages[-1].content)
     steps, at, clean = [], 0, True
@@ -37,10 +40,9 @@ def chain_steps(problem: jurat.Problem, completion: str, prefix: bool = False) -
             why = "right" if right else f"is {true}" if true != int(said) else f"asked {''.join(wanted) or 'nothing more'}"
             last = said
         clean = clean and right
-        score = float(clean if prefix else right)
-        steps.append(
-            jurat.Step(start=start, end=at - 1, status="correct" if score else "incorrect", score=score, why=why)
-        )
+        score = (clean * chance ** max(0, len(asked) - place - 1)) if prefix else float(right)
+        status = "correct" if score == 1 else "partial" if score else "incorrect"
+        steps.append(jurat.Step(start=start, end=at - 1, status=status, score=float(score), why=why))
     known = [step.score for step in steps if step.score is not None]
     if not known:
         return jurat.Verdict.of("no_answer", why="no step to check", steps=tuple(steps))
