@@ -6,6 +6,7 @@ Records count steps from 0, by the policy version that a step begins with; what 
 
 from __future__ import annotations
 
+import getpass
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -140,12 +141,15 @@ def _short(value: float | None) -> str:
 @runs_app.command("show")
 def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson = False) -> None:
     """One run: state, digests, verifier versions, last metrics, evaluations, checkpoints, segments."""
+    from jurat.platform.runs import alarms as run_alarms
+
     with terminal.store(database) as store:
         found = store.run(run)
         last, stats = store.last_metrics(found), store.verdict_stats(found)
         evaluations = [measured.result for measured in store.evaluations(found)]
         checkpoints, segments = store.checkpoints(found), store.segments(found)
         events, holder, state = store.events(found), store.holder(found), _state(store, found)
+        open_alarms = [a for a in store.read(lambda c: run_alarms.of_run(c, found.pk)) if a["state"] != "closed"]
     memory = recorded(Path(checkpoints[-1].ref.path)) if checkpoints else ()
     versions, algorithms = _versions(found, stats), _algorithms(found)
     if as_json:
@@ -171,6 +175,7 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
                 "segments": [
                     {name: getattr(s, name) for name in s.__slots__} | {"first_step": s.first_step + 1} for s in segments
                 ],
+                "alarms": open_alarms,
                 "events": [{name: getattr(e, name) for name in e.__slots__} for e in events[-50:]],
             }
         )  # fmt: skip
@@ -190,6 +195,8 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
     ]
     typer.echo(f"run {found.id}")
     _pairs(facts)
+    for each in open_alarms:
+        _alarm(each)
     if last:
         _head(f"last step: {last[0].stage + ' ' if last[0].stage else ''}{last[0].step + 1}")
         _pairs([(point.name, f"{point.value:.6g}") for point in last])
@@ -481,6 +488,51 @@ STEP_PHASES = {"seconds/update": "train", "seconds/publish": "sync"}
 """Those that all samples of a step have in common."""
 
 
+@runs_app.command("alarms")
+def alarms(
+    run: RunArgument,
+    ack: Annotated[
+        int | None, typer.Option("--ack", metavar="ID", help="Say that this one was seen.", show_default=False)
+    ] = None,
+    database: Database = None,
+    as_json: terminal.AsJson = False,
+) -> None:
+    """Signs that the reward is hacked or broken, newest first, each with its evidence and the samples to look at."""
+    from jurat.platform.runs import alarms as found_alarms
+
+    with terminal.store(database) as store:
+        found = store.run(run)
+        if ack is not None:
+            by = getpass.getuser()
+            store.write(lambda c: found_alarms.acknowledge(c, found.pk, ack, by=by))
+        rows = store.read(lambda c: found_alarms.of_run(c, found.pk))
+    if as_json:
+        terminal.print_json({"run": found.id, "alarms": rows})
+        return
+    for row in rows:
+        _alarm(row)
+        for rollout in row["evidence"].get("samples", [])[:4]:
+            typer.echo(f"    jurat rollouts {found.id} --id {terminal.clean(str(rollout), 60)}")
+    if not rows:
+        typer.echo(f"run {found.id} has no alarms")
+
+
+def _alarm(row: Mapping[str, Any]) -> None:
+    told = ", ".join(
+        f"{key} {_brief(value)}" for key, value in row["evidence"].items() if key not in ("samples", "cases")
+    )
+    steps = f"step {row['first_step'] + 1}" + (
+        f"-{row['last_step'] + 1}" if row["last_step"] > row["first_step"] else ""
+    )
+    seen = f" by {row['acked_by']}" if row["acked_by"] else ""
+    line = f"alarm {row['id']}  {row['severity']}  {row['rule']}  {row['state']}{seen}  {steps}  {told}"
+    typer.echo(terminal.clean(line, 300))
+
+
+def _brief(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)[:60]
+
+
 @runs_app.command("timeline")
 def timeline(
     run: RunArgument,
@@ -589,13 +641,14 @@ def rollouts(
     stage: Annotated[str | None, typer.Option(help="Of this stage.")] = None,
     problem: Annotated[str | None, typer.Option(help="Of the problem with this id, or its beginning.")] = None,
     status: Annotated[str | None, typer.Option(help="With this verdict: correct, incorrect, no_answer, ...")] = None,
+    rollout: Annotated[str | None, typer.Option("--id", help="The one with this id.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
     full: Annotated[bool, typer.Option("--full", help="Texts whole, however long.")] = False,
     database: Database = None,
     as_json: terminal.AsJson = False,
 ) -> None:
     """What a run wrote and how it was judged: problem, gold, completion, answer read, verdict with its rule, reward."""
-    from jurat.platform.runs.rollouts import read
+    from jurat.platform.runs.rollouts import Page, find, read
     from jurat.platform.types import Status
 
     if status is not None and status not in get_args(Status):
@@ -603,10 +656,14 @@ def rollouts(
         raise ConfigError(f"no status is called {status!r}.{hint}", where="--status", fix=", ".join(get_args(Status)))
     with terminal.store(database) as store:
         found = store.run(run)
-        page = read(
-            store, found, step=None if step is None else step - 1, stage=stage, problem=problem, status=status, worst=worst,
-            limit=None if worst else limit,
-        )  # fmt: skip
+        if rollout is not None:
+            one = find(store, found, rollout)
+            page = Page(records=() if one is None else (one,), matched=int(one is not None), faults=())
+        else:
+            page = read(
+                store, found, step=None if step is None else step - 1, stage=stage, problem=problem, status=status,
+                worst=worst, limit=None if worst else limit,
+            )  # fmt: skip
     for fault in page.faults:
         terminal.note(f"warning: {fault}")
     if as_json:

@@ -729,6 +729,20 @@ class Tracking(Part):
     """Where metrics go as well."""
 
 
+AlarmRule = Literal[
+    "gap", "length", "member", "disagreement", "unread", "ceiling", "silent", "duplicates", "exploit"
+]
+
+
+class Alarms(Part):
+    """Signs that a reward is hacked; see docs/alarms.md."""
+
+    off: tuple[AlarmRule, ...] = ()
+    """Rules that are not asked."""
+    pause_on: tuple[AlarmRule, ...] = ()
+    """Rules whose alarm stops the run at a checkpoint."""
+
+
 class Stage(Part):
     """One stage of a recipe with several: each key replaces the recipe's own. ``name`` appears in paths and records."""
 
@@ -776,6 +790,7 @@ class Recipe(Part):
     evaluate: Evaluate = Evaluate()
     checkpoint: CheckpointPart = CheckpointPart()
     tracking: Tracking = Tracking()
+    alarms: Alarms = Alarms()
     seed: int = 0
     stages: tuple[Stage, ...] = ()
 

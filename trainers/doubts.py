@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 from jurat.platform.db.clock import now
 from jurat.platform.errors import FencedOut, JuratError
-from jurat.platform.ports import Ledger
 from jurat.platform.provenance import versions
 from jurat.platform.provenance.records import Observation, VerifierFacts
 from jurat.platform.runs import events, leases
@@ -26,10 +25,8 @@ from jurat.platform.runs.records import Lease
 from jurat.platform.runs.store import Store
 from jurat.platform.types import (
     Batch,
-    CheckpointRef,
     Evaluation,
     Finish,
-    FloatArray,
     Problem,
     Rollout,
     StepReport,
@@ -91,9 +88,9 @@ class Doubts:
     def _known(self, verdict: Verdict) -> bool:
         return verdict.verifier is not None and verdict.verifier.digest in self._facts
 
-    def stepped(self, step: int) -> None:
+    def stepped(self, report: StepReport) -> None:
         """A step is over: begin a round if one is due."""
-        self._step += 1
+        self._step, step = self._step + 1, report.step
         due = self._step - self._asked_at >= EVERY and time.monotonic() >= self._next
         if due and self._facts and (self._thread is None or not self._thread.is_alive()):
             self._begin(step)
@@ -102,6 +99,9 @@ class Doubts:
         self._asked_at, taken, self._waiting = self._step, self._waiting, []
         self._thread = threading.Thread(target=self._round, args=(step, taken), name="doubts", daemon=True)
         self._thread.start()
+
+    def evaluated(self, result: Evaluation) -> None:
+        """Nothing that is asked again."""
 
     def close(self) -> None:
         """What waits is judged again now."""
@@ -182,35 +182,3 @@ def _sure(verdict: Verdict) -> bool:
 
 def _said(verdict: Verdict) -> str:
     return str(verdict.status) if verdict.score is None else f"{verdict.status} {verdict.score:g}"
-
-
-class Doubted:
-    """Implements the port ``Ledger``: ``inner``, and what it hears goes to ``doubts`` too."""
-
-    def __init__(self, inner: Ledger, doubts: Doubts) -> None:
-        self._inner, self._doubts = inner, doubts
-
-    def record_batch(self, batch: Batch) -> None:
-        self._inner.record_batch(batch)
-        self._doubts.seen(batch)
-
-    def record_advantages(
-        self, step: int, advantages: Mapping[str, FloatArray], optimised: Mapping[str, float]
-    ) -> None:
-        self._inner.record_advantages(step, advantages, optimised)
-
-    def record_step(self, report: StepReport) -> None:
-        self._inner.record_step(report)
-        self._doubts.stepped(report.step)
-
-    def record_checkpoint(self, ref: CheckpointRef) -> None:
-        self._inner.record_checkpoint(ref)
-
-    def record_evaluation(self, result: Evaluation) -> None:
-        self._inner.record_evaluation(result)
-
-    def record_event(self, kind: str, payload: Mapping[str, Any]) -> None:
-        self._inner.record_event(kind, payload)
-
-    async def flush(self) -> None:
-        await self._inner.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,12 @@ class Limits:
     def check(self, batch: Batch, reporter: Reporter) -> None:
         """Raises RunFailed naming the statuses and one example; warns once when most answers are cut."""
         scored = [s for g in (*batch.groups, *(g for g, _ in batch.discarded)) for s in g.scored]
+        for s in scored:
+            if (value := s.judgement.reward.value) is not None and not math.isfinite(value):
+                raise RunFailed(
+                    f"the reward of sample {s.rollout.id} of step {batch.step + 1} is {value}",
+                    where="reward.members", fix="a weight is not finite, or a verifier's scores overflow: mend it",
+                )  # fmt: skip
         without = [s for s in scored if s.judgement.reward.value is None]
         if scored and len(without) / len(scored) > self.max_undecided:
             statuses = Counter(v.status for s in without for v in s.judgement.verdicts.values() if v.score is None)

@@ -32,8 +32,9 @@ from jurat.trainers.balance import Balance, WatchedJudge, WatchedSampler, knobs_
 from jurat.trainers.buffer import Buffer
 from jurat.trainers.controllers import build_controllers
 from jurat.trainers.data import Kept, keep, sampling_of
-from jurat.trainers.doubts import Doubted, Doubts
+from jurat.trainers.doubts import Doubts
 from jurat.trainers.limits import Limits
+from jurat.trainers.listening import Heard
 from jurat.trainers.loop import Reached, Run
 from jurat.trainers.loop import train as run_loop
 from jurat.trainers.offline import KINDS, Given, RolloutMaker
@@ -41,6 +42,7 @@ from jurat.trainers.prepare import MEASURED, Prepared, askable, bad_rows, judge_
 from jurat.trainers.presets import staleness
 from jurat.trainers.rollouts import Rollouts
 from jurat.trainers.samples import Algorithm
+from jurat.trainers.watching import Watching
 from jurat.verifiers import canary
 from jurat.verifiers.judge import build_judge
 
@@ -142,7 +144,7 @@ class StageRun:
                 learners=learners,
                 scorers=scorers,
                 link=engine.link,
-                ledger=Doubted(ledger, doubts),
+                ledger=Heard(ledger, doubts, self._watching(ledger)),
                 checkpoints=self._checkpoints(begun=own or parent),
                 reporter=launch.reporter,
                 evaluate=measure,
@@ -278,6 +280,13 @@ class StageRun:
             lease=launch.lease,
             environment=environment.digest if environment else "",
             note=launch.reporter.note,
+        )
+
+    def _watching(self, ledger: RunLedger) -> Watching:
+        """What listens for alarms; of a stage that samples nothing there are no rewards to be hacked."""
+        launch = self.launch
+        return Watching(
+            self.recipe, self.name, tell=ledger.record_event, note=launch.reporter.note, pause=self.stop.set
         )
 
     def _still_mine(self) -> None:

@@ -20,7 +20,7 @@ from jurat.platform import access
 from jurat.platform.access import Key
 from jurat.platform.db.tables import REVISIONS
 from jurat.platform.errors import ConfigError, JuratError
-from jurat.platform.runs import leases
+from jurat.platform.runs import alarms, leases
 
 router = strict.routes("keys")
 outside = APIRouter(tags=["service"])
@@ -86,18 +86,19 @@ def version() -> Response:
 def metrics(service: Here, who: CanRead) -> Response:
     """Text format 0.0.4. Runs and leases are counted from their rows."""
 
-    def read(connection: sa.Connection) -> tuple[dict[str, int], int, int, int, list[str]]:
+    def read(connection: sa.Connection) -> tuple[dict[str, int], int, int, int, list[str], int]:
         return (
             leases.states(connection), leases.live(connection), leases.leased_gpus(connection), leases.stalled(connection),
-            leases.going(connection),
+            leases.going(connection), alarms.open_count(connection),
         )  # fmt: skip
 
-    states, live, gpus, stalled, going = service.store.read(read)
+    states, live, gpus, stalled, going, open_alarms = service.store.read(read)
     spools = [path for run in going for path in (service.store.runs_folder / run).glob("spool*.jsonl")]
     gauges = {
         "jurat_leases": ("Live leases: the slots in use.", live),
         "jurat_leased_gpus": ("GPUs of runs with a live lease, by their recipes.", gpus),
         "jurat_runs_stalled": ("Running runs that took no step for too long.", stalled),
+        "jurat_alarms_open": ("Alarms that are open and not acknowledged.", open_alarms),
         "jurat_writer_waiting": ("Jobs that wait for the database's writer.", service.writer.waiting),
         "jurat_spool_files": ("Files of facts that wait beside runs that are not over.", len(spools)),
         "jurat_spool_bytes": ("Their size.", sum(_size(path) for path in spools)),

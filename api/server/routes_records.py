@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import sqlalchemy as sa
+from fastapi import Path as PathParameter
 from fastapi import Query, Request, Response
 
 from jurat.api.server import pages, search, shapes, strict
@@ -15,16 +16,19 @@ from jurat.api.server.access import Principal
 from jurat.api.server.facts import is_fact
 from jurat.api.server.problems import Problem, responses
 from jurat.api.server.routes_runs import PageSize, PageToken, RunId
-from jurat.api.server.service import CanRead, Here, caller, denied, no_run, principal_of, run_named
+from jurat.api.server.service import CanRead, CanWrite, Here, caller, denied, no_run, principal_of, run_named
 from jurat.api.server.shapes import number, tell
 from jurat.platform.db import tables as t
 from jurat.platform.db.writer import Busy
-from jurat.platform.errors import DataError, FencedOut
-from jurat.platform.runs import events, ingest, leases, ledger, metrics, rollups
+from jurat.platform.errors import ConfigError, DataError, FencedOut
+from jurat.platform.runs import alarms, events, ingest, leases, ledger, metrics, rollups
 from jurat.platform.runs.records import Point, RunInfo
 from jurat.platform.runs.repository import evaluation_to_json
 
 router = strict.routes("records")
+
+AlarmState = Literal["open", "acked", "closed"]
+AlarmId = Annotated[int, PathParameter(ge=1, lt=2**53)]
 
 
 @router.post(
@@ -129,6 +133,23 @@ def list_checkpoints(run: RunId, service: Here, who: CanRead) -> Response:
         "parent": c.ref.parent or None, "at": c.at}
         for c in made
     ]})  # fmt: skip
+
+
+@router.get("/runs/{run}/alarms", summary="Signs that a reward is hacked or broken", responses=responses())
+def list_alarms(run: RunId, service: Here, who: CanRead, state: AlarmState | None = None) -> Response:
+    """Newest first, with evidence and the rollouts to look at. An open one is told again as `acked` once somebody has seen it."""
+    found = run_named(service, run)
+    return tell({"alarms": service.store.read(lambda connection: alarms.of_run(connection, found.pk, state=state))})
+
+
+@router.post("/runs/{run}/alarms/{alarm}:ack", summary="Say that an alarm was seen", responses=responses())
+def ack_alarm(run: RunId, alarm: AlarmId, service: Here, who: CanWrite) -> Response:
+    found = run_named(service, run)
+    try:
+        made = service.writer.call(lambda connection: alarms.acknowledge(connection, found.pk, alarm, by=who.name))
+    except ConfigError as error:
+        raise Problem("not-found", error.what) from None
+    return tell(made)
 
 
 @router.get("/runs/{run}/evaluations", summary="Held-out measurements", responses=responses())

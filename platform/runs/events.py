@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from jurat.platform.db import tables as t
+from jurat.platform.runs import alarms
 from jurat.platform.runs.records import Event
 
 Row = Mapping[str, Any]
@@ -64,6 +65,8 @@ def insert(connection: sa.Connection, run_pk: int, rows: Sequence[Row]) -> None:
         made.append({"run_pk": run_pk, "seq": seq, **row, "digest": before})
     if made:
         connection.execute(sa.insert(t.run_event), made)
+    for row in made:
+        alarms.hear(connection, run_pk, row["kind"], row["payload"], row["at"])
 
 
 def add(

@@ -283,6 +283,16 @@ class Client:
     def events(self, run: str) -> list[Json]:
         return list(self._pages(f"/runs/{_part(run)}/events", "events", {"page_size": 1000}))
 
+    def alarms(self, run: str, state: Literal["open", "acked", "closed"] | None = None) -> list[Json]:
+        """Newest first."""
+        query = f"?state={state}" if state else ""
+        found: list[Json] = self._json("GET", f"/runs/{_part(run)}/alarms{query}")["alarms"]
+        return found
+
+    def acknowledge(self, run: str, alarm: int) -> Json:
+        """Say that an alarm was seen."""
+        return self._json("POST", f"/runs/{_part(run)}/alarms/{alarm}:ack")
+
     def segments(self, run: str) -> list[Json]:
         """The processes that trained it."""
         found: list[Json] = self._json("GET", f"/runs/{_part(run)}/segments")["segments"]

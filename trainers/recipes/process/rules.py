@@ -11,9 +11,7 @@ BEGUN = re.compile(r"(\d{1,6}([-+*](\d{1,6}(=-?)?)?)?)?")
 
 
 @jurat.verifier("chain_steps", version="1", kind="steps", deadline=1.0)
-def chain_steps(
-    problem: jurat.Problem, completion: str, prefix: bool = False, chance: float = 1.0
-) -> jurat.Verdict:
+def chain_steps(problem: jurat.Problem, completion: str, prefix: bool = False, chance: float = 1.0) -> jurat.Verdict:
     """Each text between semicolons is a step: right if it goes on from the number before it by the operation that is asked
     next, and its result is true. So a step that nobody asked for is wrong, be it true: none can be padded.
 
@@ -37,12 +35,25 @@ def chain_steps(
             true = {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign]
             wanted = (last, *asked[place]) if place < len(asked) else ()
             right = wanted == (a, sign, b) and true == int(said)
-            why = "right" if right else f"is {true}" if true != int(said) else f"asked {''.join(wanted) or 'nothing more'}"
+            why = (
+                "right"
+                if right
+                else f"is {true}"
+                if true != int(said)
+                else f"asked {''.join(wanted) or 'nothing more'}"
+            )
             last = said
         clean = clean and right
         score = (clean * chance ** max(0, len(asked) - place - 1)) if prefix else float(right)
-        status = "correct" if score == 1 else "partial" if score else "incorrect"
-        steps.append(jurat.Step(start=start, end=at - 1, status=status, score=float(score), why=why))
+        steps.append(
+            jurat.Step(
+                start=start,
+                end=at - 1,
+                score=float(score),
+                why=why,
+                status="correct" if score == 1 else "partial" if score else "incorrect",
+            )
+        )
     known = [step.score for step in steps if step.score is not None]
     if not known:
         return jurat.Verdict.of("no_answer", why="no step to check", steps=tuple(steps))
