@@ -519,7 +519,7 @@ def _drifted(store: Store, run: RunInfo, files: Sequence[str]) -> list[str]:
                     continue  # of another version that is here nothing follows for this one
                 seen = asked.canaries(VerifierFacts(label=name, name=name, digest=version.digest, args=version.args))
         except JuratError as error:
-            terminal.note(f"  {name} is not asked: {error.what.splitlines()[0]}")
+            terminal.note(f"  {name} is not asked: {error.what.splitlines()[0]}; --file names the file that has it")
             continue
         changed = store.read(lambda c, s=seen: versions.changed_behaviour(c, s))  # type: ignore[misc]
         lines += [f"verifier {name} {version.digest[:19]}... {line}" for line in changed]

@@ -144,7 +144,7 @@ class StageRun:
                 learners=learners,
                 scorers=scorers,
                 link=engine.link,
-                ledger=Heard(ledger, doubts, self._watching(ledger)),
+                ledger=Heard(ledger, doubts, *self._watching(ledger)),
                 checkpoints=self._checkpoints(begun=own or parent),
                 reporter=launch.reporter,
                 evaluate=measure,
@@ -282,12 +282,12 @@ class StageRun:
             note=launch.reporter.note,
         )
 
-    def _watching(self, ledger: RunLedger) -> Watching:
-        """What listens for alarms; of a stage that samples nothing there are no rewards to be hacked."""
-        launch = self.launch
-        return Watching(
-            self.recipe, self.name, tell=ledger.record_event, note=launch.reporter.note, pause=self.stop.set
-        )
+    def _watching(self, ledger: RunLedger) -> list[Watching]:
+        """What looks for alarms; in a stage that samples nothing no reward can be hacked."""
+        if not isinstance(self.recipe.algorithm, PolicyGradient):
+            return []
+        note = self.launch.reporter.note
+        return [Watching(self.recipe, self.name, tell=ledger.record_event, note=note, pause=self.stop.set)]
 
     def _still_mine(self) -> None:
         """Before a checkpoint takes its place. Raises FencedOut; a database that does not answer stops nothing."""
