@@ -21,12 +21,13 @@ MAX_SECONDS = 120.0
 
 def check_of(name: str, target: Callable[..., Any]) -> Check:
     """What raises ConfigError for a value that built-in verifier ``name`` cannot use, naming the nearest it can."""
-    if inspect.isclass(target):
+    if hasattr(target, "together"):
         return functools.partial(_composite, name)
     own = _OWN.get(name)
+    annotated = target.__init__ if inspect.isclass(target) else target
 
     def check(args: Mapping[str, Any]) -> None:
-        hints = _hints(target)
+        hints = _hints(annotated)
         for key, value in args.items():
             if key in hints:
                 _typed(name, key, value, hints[key])
@@ -137,6 +138,10 @@ def _regex_format(args: Mapping[str, Any]) -> None:
         compiled_pattern(args["pattern"], args.get("flags", "s"))
 
 
+def _learned(args: Mapping[str, Any]) -> None:
+    _within("reward_model", args, 1, 4096, "batch")
+
+
 def _code(args: Mapping[str, Any]) -> None:
     _within("code", args, 0.05, MAX_SECONDS, "seconds", "total_seconds")
     _within("code", args, 16, 1 << 20, "memory_mb")
@@ -157,6 +162,7 @@ def _json_schema(args: Mapping[str, Any]) -> None:
 _OWN: Mapping[str, Check] = {
     "math": _math, "number": _number, "choice": _choice, "length": _length, "tags": _tags, "language": _language,
     "fluency": _fluency, "code": _code, "regex_format": _regex_format, "json_schema": _json_schema,
+    "reward_model": _learned, "process_reward_model": _learned,
 }  # fmt: skip
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from jurat.platform.registry import unknown
 from jurat.verifiers import answers, arguments, compose, programs, rules
 from jurat.verifiers.ensemble import ensemble
+from jurat.verifiers.models import folder as models
+from jurat.verifiers.models.classifier import process_reward_model, reward_model
 from jurat.verifiers.registry import REGISTERED, Definition
 from jurat.verifiers.steps.consistency import consistency
 from jurat.verifiers.steps.derivation_order import derivation_order
@@ -43,6 +45,10 @@ BUILT_IN: Mapping[str, Definition] = MappingProxyType({
         Definition(name="weighted", target=compose.weighted, config=_PARTS),
         Definition(name="first_decisive", target=compose.first_decisive, config=_PARTS),
         Definition(name="ensemble", target=ensemble, config=_PARTS),
+        Definition(name="reward_model", target=reward_model, batch=True, deadline=120.0, ready=models.ready),
+        Definition(
+            name="process_reward_model", target=process_reward_model, kind="steps", batch=True, deadline=120.0, ready=models.ready
+        ),
     )
 })  # fmt: skip
 
