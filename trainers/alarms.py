@@ -120,7 +120,7 @@ def seen(batch: Batch, roles: Mapping[str, tuple[str, float]], *, top: float) ->
     best = sorted(rewarded, key=lambda each: -_value(each))
     return Seen(
         step=batch.step, reward=_mean(rewards), correct=_mean(np.array([score >= 1.0 for score in right])) if right else math.nan,
-        length=_mean(lengths), length_correlation=_within(batch, lengths_of=True), shares=_shares(rewarded, roles),
+        length=_mean(lengths), length_correlation=_within(batch), shares=_shares(rewarded, roles),
         disputed=len(disputed) / max(1, len(rewarded)), broken=_mean(np.array(told)),
         silent=_mean(np.array([len({_value(s) for s in g.scored if s.judgement.reward.value is not None}) < 2 for g in batch.groups])),
         alike=len(twins) / max(1, len(scored)), repeated=_mean(np.array([share for _, share in texts])),
@@ -146,7 +146,7 @@ def _ids(scored: Sequence[Scored]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.rollout.id for each in scored))[:MOST_SAMPLES]
 
 
-def _within(batch: Batch, *, lengths_of: bool) -> float:
+def _within(batch: Batch) -> float:
     """Correlation of length and reward, each less its group's mean: hard problems are longer, and that is no hack."""
     xs, ys = [], []
     for group in batch.groups:

@@ -18,7 +18,7 @@ from jurat.verifiers.steps.split import How, split
 from jurat.verifiers.steps.verdicts import whole
 
 TooLong = Literal["keep_end", "refuse"]
-Right = 0.5
+RIGHT = 0.5
 """A step with a lower chance is called wrong."""
 
 
@@ -175,7 +175,7 @@ class process_reward_model(_Learned):
         low = min(known)
         status = "correct" if low == 1 else "incorrect" if low == 0 else "partial"
         first = next(
-            (place for place, step in enumerate(steps, 1) if step.score is not None and step.score < Right), None
+            (place for place, step in enumerate(steps, 1) if step.score is not None and step.score < RIGHT), None
         )
         return Verdict.of(
             status, low, why=f"worst step, chance {low:.4f}", steps=tuple(steps), evidence={"first_error": first}

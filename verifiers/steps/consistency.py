@@ -7,7 +7,7 @@ import re
 from jurat.platform.types import Problem, Step, Verdict
 from jurat.verifiers.math.engine import compare
 from jurat.verifiers.math.verdict import CORRECT, INCORRECT
-from jurat.verifiers.steps.claims import said
+from jurat.verifiers.steps.claims import Run, said
 from jurat.verifiers.steps.equation_steps import MAX_TEXT
 from jurat.verifiers.steps.split import VERSION, How, split
 from jurat.verifiers.steps.verdicts import step_of, whole
@@ -36,7 +36,7 @@ def consistency(problem: Problem, completion: str, how: How = "auto") -> Verdict
         if span.start >= MAX_TEXT:
             steps.append(step_of(span, None, "too far into the text"))
             continue
-        text, anew = completion[span.start : span.end], False
+        text = completion[span.start : span.end]
         anew = bool(_LET.search(text))
         wrong, agreed = "", ""
         found = said(completion, span.start, min(span.end, MAX_TEXT))
@@ -74,9 +74,9 @@ def consistency(problem: Problem, completion: str, how: How = "auto") -> Verdict
     return whole(steps, undecided="correct", evidence={"splitter": VERSION})
 
 
-def _is_value(left: object, right: object) -> bool:
+def _is_value(left: Run, right: Run) -> bool:
     """``x = 3``"""
-    return left.text in left.names and not right.names  # type: ignore[attr-defined]
+    return left.text in left.names and not right.names
 
 
 def _bare(sentence: str) -> tuple[str, bool]:
