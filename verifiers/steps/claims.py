@@ -17,6 +17,8 @@ MAX_CLAIMS = 64
 """Of one step; a step that claims more is judged by the first."""
 MAX_RUN = 600
 """Characters of one expression."""
+MAX_DEPTH = 8
+"""Brackets within brackets."""
 
 _ANNOTATION = re.compile(r"<<([^<>\n]{1,300})>>")
 _TOKEN = re.compile(
@@ -281,10 +283,10 @@ class _Reader:
             self.names.add(token.text)
             self.plain = False
             return self.took(token.text)
-        if token.kind == "open" and token.text in "([" and depth < 12:
+        if token.kind == "open" and token.text in "([" and depth < MAX_DEPTH:
             read = self.bracket(depth)
         else:
-            read = token.kind == "cmd" and token.text in _MATH and depth < 12 and self.command(token, depth)
+            read = token.kind == "cmd" and token.text in _MATH and depth < MAX_DEPTH and self.command(token, depth)
         if not read:
             self.back(mark)
         return read

@@ -11,7 +11,7 @@ from jurat.verifiers.steps.claims import Claim, Said, said, words_before
 from jurat.verifiers.steps.split import VERSION, How, Span, split
 from jurat.verifiers.steps.verdicts import Score, step_of, whole
 
-MAX_TEXT = 64_000
+MAX_TEXT = 32_000
 """Characters that are read; a step that begins beyond is not checkable."""
 PREMISE = frozenset("let given if suppose assume denote define set call represent know has have costs".split())
 CONCLUSION = frozenset(
