@@ -19,6 +19,8 @@ MAX_RUN = 600
 """Characters of one expression."""
 MAX_DEPTH = 8
 """Brackets within brackets."""
+MAX_UNCLOSED = 8
+"""Brackets of one step that open no expression; what stands after them is not read."""
 
 _ANNOTATION = re.compile(r"<<([^<>\n]{1,300})>>")
 _TOKEN = re.compile(
@@ -172,13 +174,14 @@ def _cut(beside: Piece, at: int) -> bool:
 def _runs(tokens: list[Token]) -> list[Piece]:
     """Runs and the tokens between them."""
     out: list[Piece] = []
-    place = 0
+    place = unclosed = 0
     while place < len(tokens):
         reader = _Reader(tokens, place)
-        if reader.expression():
+        if unclosed < MAX_UNCLOSED and reader.expression():
             out.append(reader.run())
             place = reader.place
         else:
+            unclosed += tokens[place].kind == "open"
             out.append(tokens[place])
             place += 1
     return out
