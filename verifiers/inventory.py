@@ -21,7 +21,7 @@ def listing(user_files: Sequence[Path | str] = ()) -> list[dict[str, Any]]:
     """One row a verifier: name, version, kind, source, runs (in process, pool, sandbox), deadline (s), doc (first sentence)."""
     rows = [_row(catalog.find(name), "built in") for name in catalog.BUILT_IN]
     if user_files:
-        with LocalJudge(RewardPart(members=()), origins=[origin_named(f) for f in user_files], spares=0) as judge:
+        with LocalJudge(RewardPart(), origins=[origin_named(f) for f in user_files], spares=0) as judge:
             given = judge.described.values()
             rows += [{**{key: entry[key] for key in ("name", "version", "kind", "deadline", "doc")}, "runs": "pool",
                       "source": ", ".join(str(f) for f in user_files)} for entry in given]  # fmt: skip

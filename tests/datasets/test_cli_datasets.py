@@ -31,7 +31,7 @@ def test_ls_shows_every_family_and_level_with_an_example(jurat):
     rows = json.loads(jurat("ls", "--json")[1])
     assert [(r["source"], r["level"]) for r in rows] == [("generated", n) for n in range(1, 7)] + [
         ("generated:plain", n) for n in range(1, 5)
-    ]
+    ] + [("generated:chain", n) for n in range(1, 4)]
     assert all(r["example"] and r["answer"] for r in rows)
 
 

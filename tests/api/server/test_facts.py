@@ -116,6 +116,7 @@ def test_what_is_no_fact_is_refused(each: Served, begun: Any) -> None:
         "name": "e",
         "step": 0,
         "pass_at": {"1": estimate},
+        "members": {},
         "losses": {},
     }
     good: dict[str, dict[str, Any]] = {
