@@ -159,6 +159,12 @@ def test_a_rule_changes_the_same_day(shop, jurat, tmp_path):
     for name, same in (("policy_facts", False), ("promises", True)):
         code, out, _ = jurat("verifiers", "diff", f"{tmp_path}/before.py::{name}", f"{shop}/rules.py::{name}", "--json")
         assert (code, json.loads(out)["same"]) == (0, same)
+    page = tmp_path / "drift.html"
+    asked = ("--from", "policy_facts@1", "--to", f"{shop}/rules.py::policy_facts", "--runs", "base", "-o", page, "--json")
+    code, out, err = jurat("rescore", *asked)
+    report = json.loads(out)
+    assert code == 0 and "PROMOTION_PERCENT" not in err and page.read_text().startswith("<!doctype html>"), err
+    assert report["counts"]["covered"] == 8 and report["verdict"]["word"] in ("compatible", "minor", "breaking")
     code, _, err = jurat("train", "--resume", "online")
     assert code == 4 and "the reward of run online has changed" in err and "PROMOTION_PERCENT" in err, err
     assert launch.train(None, reporter=Screen(), accept_reward_change=True, **online).state == "finished"
