@@ -19,6 +19,7 @@ from jurat.platform.runs import leases
 from jurat.platform.runs.states import Limits
 from jurat.platform.runs.store import Store
 from jurat.trainers import doubts, launch
+from jurat.trainers.prepare import prepare
 from screens import Screen
 
 RECIPE = {
@@ -193,4 +194,24 @@ def test_who_was_fenced_out_writes_nothing_more(home):
     assert (steps or 0) <= 1  # what was gathered when it was fenced out may be none
     assert _resume(home).state == "finished"
     assert verify(store, store.run("r")).faults == ()
+    store.close()
+
+
+def test_a_run_that_an_older_jurat_began_goes_on_under_the_digest_that_it_has(home):
+    """Schema 1 of a reward's digest: neither stopped nor renamed; a rule that changes stops it all the same."""
+    recipe = validate(RECIPE, where="test")
+    assert launch.train(recipe, home=home, base=home, reporter=Screen(stop=2), run_id="r").state == "interrupted"
+    store = Store.open(None, home)
+    before = prepare(recipe, base=home).before
+    run = store.run("r")
+    meta = {**run.meta, "rewards": [before]}
+    store.write(
+        lambda c: c.execute(sa.update(t.run).where(t.run.c.pk == run.pk).values(meta=meta, reward_digest=before))
+    )
+    assert _resume(home, Screen(stop=4)).state == "interrupted"
+    assert store.run("r").meta["rewards"] == [before]
+    assert "reward_change_accepted" not in [event.kind for event in store.events(run)]
+    (home / "rules.py").write_text(RULE.format("len(completion) > 3"))
+    with pytest.raises(RewardDrift, match="len\\(completion\\) > 3"):
+        _resume(home)
     store.close()
