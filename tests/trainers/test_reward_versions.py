@@ -212,6 +212,6 @@ def test_a_run_that_an_older_jurat_began_goes_on_under_the_digest_that_it_has(ho
     assert store.run("r").meta["rewards"] == [before]
     assert "reward_change_accepted" not in [event.kind for event in store.events(run)]
     (home / "rules.py").write_text(RULE.format("len(completion) > 3"))
-    with pytest.raises(RewardDrift, match="len\\(completion\\) > 3"):
+    with pytest.raises(RewardDrift, match="has changed since it began"):
         _resume(home)
     store.close()
