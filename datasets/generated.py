@@ -34,6 +34,7 @@ Each problem is a function of (seed, level, split, index); ``distinct`` walks th
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -420,6 +421,9 @@ CHAIN_MOST = 20
 """Values of a chain lie between 0 and this: few enough facts to be learnt, more than a short SFT learns."""
 
 
+_INTEGER: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+
 def _chain(rng: random.Random, operations: int) -> _Made:
     value = first = rng.randint(1, 9)
     text, operands, working = str(first), [first], []
@@ -428,7 +432,7 @@ def _chain(rng: random.Random, operations: int) -> _Made:
             (sign, b, result)
             for sign in "+-*"
             for b in range(2 if sign == "*" else 1, 10)
-            if 0 <= (result := int(_value(sign, Fraction(value), Fraction(b)))) <= CHAIN_MOST and (sign != "*" or value)
+            if 0 <= (result := _INTEGER[sign](value, b)) <= CHAIN_MOST and (sign != "*" or value)
         ]
         sign = _pick(rng, sorted({each[0] for each in possible}))
         _, b, result = _pick(rng, [each for each in possible if each[0] == sign])
