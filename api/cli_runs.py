@@ -511,7 +511,8 @@ def alarms(
         return
     for row in rows:
         _alarm(row)
-        for rollout in row["evidence"].get("samples", [])[:4]:
+        samples = row["evidence"].get("samples")
+        for rollout in samples[:4] if isinstance(samples, list) else ():
             typer.echo(f"    jurat rollouts {found.id} --id {terminal.clean(str(rollout), 60)}")
     if not rows:
         typer.echo(f"run {found.id} has no alarms")

@@ -507,12 +507,11 @@ def _views(places: Sequence[int], files: Sequence[str], beside: Sequence[str], *
         if by_name:  # none of them may have it
             parts += " UNION ALL BY NAME SELECT NULL::VARCHAR AS gate WHERE false"
     if beside:
-        of_before = "SELECT NULL::DOUBLE AS optimised WHERE false"
         options = f"union_by_name = {str(by_name).lower()}"
-        yield (
-            "CREATE OR REPLACE TEMP VIEW advantages AS "
-            f"FROM read_parquet({_listed(beside)}, {options}) UNION ALL BY NAME {of_before}"
-        )
+        told = f"FROM read_parquet({_listed(beside)}, {options})"
+        if by_name:  # as above; a first file of before would else hide what the others have
+            told += " UNION ALL BY NAME SELECT NULL::DOUBLE AS optimised WHERE false"
+        yield f"CREATE OR REPLACE TEMP VIEW advantages AS {told}"
         same = "a.rollout_id = r.rollout_id AND a.step = r.step"
         parts = parts and f"SELECT r.*, a.advantage FROM ({parts}) r LEFT JOIN advantages a ON {same}"
     elif files:

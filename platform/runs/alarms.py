@@ -29,24 +29,29 @@ def hear(connection: sa.Connection, run_pk: int, kind: str, payload: Mapping[str
         step = _step(payload.get("step"))
         said = {"rule": kind, "version": payload.get("digest", ""), "severity": OTHERS[kind], "evidence": payload,
                 "first_step": step, "last_step": step}  # fmt: skip
-    elif kind == KIND and isinstance(payload.get("rule"), str):
+    elif kind == KIND and isinstance(payload.get("rule"), str) and payload["rule"] not in OTHERS:
         said = dict(payload)
     else:
         return
     rule, version = t.visible(str(said["rule"]))[:64], t.visible(str(said.get("version") or ""))[:80]
+    evidence = said.get("evidence")
     row = {
         "severity": said["severity"] if said.get("severity") in SEVERITIES else "warning",
-        "last_step": _step(said.get("last_step")), "evidence": dict(said.get("evidence") or {}),
+        "last_step": _step(said.get("last_step")), "evidence": dict(evidence) if isinstance(evidence, Mapping) else {},
     }  # fmt: skip
     is_open = sa.and_(_a.run_pk == run_pk, _a.rule == rule, _a.version == version, _a.state != "closed")
     if said.get("state") == "closed":
         done = {"state": "closed", "closed": at, "last_step": row["last_step"]}
         connection.execute(sa.update(t.alarm).where(is_open).values(**done))
         return
+    stage = t.visible(str(said.get("stage") or ""))[:64]
+    # an earlier stage's, or a stall before the last step, is over: this one is new, and nobody has seen it
+    over = is_open if rule == "stalled" else sa.and_(is_open, _a.stage != stage)
+    connection.execute(sa.update(t.alarm).where(over).values(state="closed", closed=at))
     if connection.execute(sa.update(t.alarm).where(is_open).values(**row)).rowcount:
         return
     connection.execute(sa.insert(t.alarm).values(
-        run_pk=run_pk, rule=rule, version=version, stage=t.visible(str(said.get("stage") or ""))[:64], state="open", opened=at,
+        run_pk=run_pk, rule=rule, version=version, stage=stage, state="open", opened=at,
         first_step=_step(said.get("first_step")), **row,
     ))  # fmt: skip
 
@@ -60,6 +65,10 @@ def of_run(connection: sa.Connection, run_pk: int, *, state: str | None = None) 
     query = sa.select(t.alarm).where(_a.run_pk == run_pk).order_by(_a.opened.desc(), _a.pk.desc()).limit(1000)
     if state is not None:
         query = query.where(_a.state == state)
+    return _told(connection, query)
+
+
+def _told(connection: sa.Connection, query: sa.Select[Any]) -> list[dict[str, Any]]:
     rows = connection.execute(query).mappings()
     return [{"id": row["pk"], **{key: row[key] for key in row if key not in ("pk", "run_pk")}} for row in rows]
 
@@ -77,7 +86,7 @@ def acknowledge(connection: sa.Connection, run_pk: int, number: int, *, by: str)
     connection.execute(
         sa.update(t.alarm).where(where, _a.state == "open").values(state="acked", acked_by=t.visible(by))
     )
-    found = [each for each in of_run(connection, run_pk) if each["id"] == number]
+    found = _told(connection, sa.select(t.alarm).where(where))
     if not found:
         raise ConfigError(f"the run has no alarm {number}", where="alarm", fix="jurat runs alarms RUN lists them")
     return found[0]

@@ -56,3 +56,27 @@ def test_what_is_no_alarm_stays_an_event(store: Store, new_run: Any) -> None:
     store.add_event(run, "alarm", {**hostile, "last_step": 10**30})
     (row,) = store.read(lambda c: alarms.of_run(c, run.pk))
     assert (row["rule"], row["severity"], row["first_step"], row["last_step"]) == ("x" * 64, "warning", 0, 0)
+
+
+def test_alarms_of_others_and_of_other_stages_are_kept_apart(store: Store, new_run: Any) -> None:
+    run = new_run()
+
+    def rows() -> list[tuple[Any, ...]]:
+        found = store.read(lambda c: alarms.of_run(c, run.pk))
+        return [(r["rule"], r["stage"], r["state"], r["first_step"]) for r in found]
+
+    store.add_event(run, "canary_drift", {"digest": "sha256:v", "step": 3})
+    store.add_event(
+        run, "alarm", {**said("canary_drift", "closed"), "version": "sha256:v"}
+    )  # a ledger may not speak for the store
+    assert rows() == [("canary_drift", "", "open", 3)]
+    store.add_event(run, "alarm", said("gap", stage="sft", step=50))
+    number = store.read(lambda c: alarms.of_run(c, run.pk))[0]["id"]
+    store.write(lambda c: alarms.acknowledge(c, run.pk, number, by="ann"))
+    store.add_event(run, "alarm", said("gap", stage="grpo", step=12))
+    assert rows()[:2] == [("gap", "grpo", "open", 12), ("gap", "sft", "closed", 50)]
+    store.add_event(run, "alarm", {"rule": "length", "evidence": "no object"})
+    assert rows()[0] == ("length", "", "open", 0)
+    for since in (1, 9):
+        store.add_event(run, "stalled", {"since": since})
+    assert [row[2] for row in rows() if row[0] == "stalled"] == ["open", "closed"]
