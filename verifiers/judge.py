@@ -312,11 +312,18 @@ class LocalJudge:
             with lock:
                 left[0] -= 1
                 last = left[0] == 0
-            if not last or any(each.cancelled() for each in waiting):
+            if not last:
                 return
-            made = [each if isinstance(each, Verdict) else each.result() for each in asked]
-            if not whole.cancelled() and whole.set_running_or_notify_cancel():
-                whole.set_result(put(made))
+            if any(each.cancelled() for each in waiting):
+                whole.cancel()
+            elif not whole.cancelled() and whole.set_running_or_notify_cancel():
+                try:
+                    made = put([each if isinstance(each, Verdict) else each.result() for each in asked])
+                except Exception as fault:  # whoever waits must hear of it
+                    made = dataclasses.replace(
+                        verdicts.error(f"{use.spec.name} raised {type(fault).__name__}: {fault}"), verifier=use.spec
+                    )
+                whole.set_result(made)
 
         def dropped(future: Future[Verdict]) -> None:
             if future.cancelled():

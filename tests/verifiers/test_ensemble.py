@@ -4,6 +4,8 @@ import math
 import random
 import statistics
 import textwrap
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from jurat.platform.errors import ConfigError
 from jurat.platform.recipe import Member, RewardPart
-from jurat.platform.types import Step, Verdict
+from jurat.platform.types import Step, Verdict, VerifierSpec
 from jurat.verifiers.ensemble import RULES, disagreement, ensemble
 from jurat.verifiers.judge import build_judge
 from jurat.verifiers.verdicts import problem_of
@@ -171,3 +173,14 @@ def test_a_hacked_member_moves_the_median_little_and_the_mean_much():
             off[rule, bad] += abs(RULES[rule](hacked if bad else scores, 0.2, 1.0) - truth)
     assert off["median", True] / off["median", False] < 1.05
     assert off["mean", True] / off["mean", False] > 1.10
+
+
+def test_nobody_waits_for_ever_for_an_ensemble():
+    """A member that breaks or is dropped ends the whole, whatever its process did."""
+    with build_judge(RewardPart()) as judge:
+        use = SimpleNamespace(put=lambda made: made[0], spec=VerifierSpec(name="ensemble"), isolation="process")
+        broken, dropped = Future(), Future()
+        first, second = judge._together(use, [broken]), judge._together(use, [dropped])
+        broken.set_exception(RuntimeError("x"))
+        dropped.cancel()
+        assert first.result(timeout=1).status == "error" and second.cancelled()

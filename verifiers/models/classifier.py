@@ -7,6 +7,7 @@ those of one length go through the model together, so a score depends on nothing
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,11 @@ class Encoded(NamedTuple):
     """Characters of the answer that each token covers; (0, 0): none."""
 
     def last(self, count: int) -> Encoded:
-        return Encoded({name: values[-count:] for name, values in self.inputs.items()}, self.offsets[-count:])
+        """The first token, by which many classifiers tell, and the last ``count - 1``."""
+        if len(self.offsets) <= count:
+            return self
+        inputs = {name: [values[0], *values[1 - count :]] for name, values in self.inputs.items()}
+        return Encoded(inputs, [self.offsets[0], *self.offsets[1 - count :]])
 
 
 class _Model:
@@ -52,7 +57,10 @@ class _Model:
         how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         self.tokenizer = AutoTokenizer.from_pretrained(folder, **how)
         self.model = made.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **how).to(device).eval()
-        self.limit = int(getattr(self.model.config, "max_position_embeddings", 1 << 20))
+        config = self.model.config
+        self.limit = int(min(getattr(config, "max_position_embeddings", 1 << 20), self.tokenizer.model_max_length))
+        # a decoder that knows no padding reads one row at a time
+        self.alone = kind == "sequence" and getattr(config, "pad_token_id", None) is None
         self.temperature = folders.temperature(folder)
         self.torch, self.device = torch, device
 
@@ -66,7 +74,8 @@ class _Model:
 
     def encoded(self, question: str, answer: str) -> Encoded:
         texts = (text.encode("utf-8", "replace").decode() for text in (question, answer))
-        got = self.tokenizer(*texts, return_offsets_mapping=True, truncation=False)
+        # marks that a text spells are text: it may not close its own part
+        got = self.tokenizer(*texts, return_offsets_mapping=True, truncation=False, split_special_tokens=True)
         offsets = [
             (span[0], span[1]) if part == 1 else (0, 0)
             for part, span in zip(got.sequence_ids(0), got["offset_mapping"], strict=True)
@@ -76,6 +85,7 @@ class _Model:
     def chances(self, rows: Sequence[Encoded], batch: int) -> list[list[float]]:
         """Of each row its chances: one, or one a token."""
         out: list[list[float]] = [[] for _ in rows]
+        batch = 1 if self.alone else batch
         by_length: dict[int, list[int]] = {}
         for place, row in enumerate(rows):
             by_length.setdefault(len(row.offsets), []).append(place)
@@ -122,6 +132,9 @@ class _Learned:
                 made.append(Verdict.of("abstained", why=f"longer than the model's {model.limit} tokens"))
                 continue
             row, chances = next(found)
+            if not all(math.isfinite(chance) for chance in chances):
+                made.append(Verdict.of("error", why="the model's number is not finite"))
+                continue
             verdict = self.judged(chances, row.offsets, completion)
             made.append(verdict if fit else _flagged(verdict))
         return made
