@@ -509,7 +509,7 @@ def _drifted(store: Store, run: RunInfo, files: Sequence[str]) -> list[str]:
     used = store.read(lambda c: versions.versions_of(c, sorted(set((run.meta.get("verifiers") or {}).values()))))
     lines: list[str] = []
     for version in used:
-        name = (version.names[0].rpartition("@")[0] or version.names[0]) if version.names else ""
+        name = version.name
         if not (version.deterministic and name) or name in UNASKED:
             continue
         try:

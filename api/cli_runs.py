@@ -141,7 +141,7 @@ def _short(value: float | None) -> str:
 @runs_app.command("show")
 def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson = False) -> None:
     """One run: state, digests, verifier versions, last metrics, evaluations, checkpoints, segments."""
-    from jurat.platform.runs import alarms as run_alarms
+    from jurat.platform.runs import alarms as alarm_rows
 
     with terminal.store(database) as store:
         found = store.run(run)
@@ -149,7 +149,7 @@ def show(run: RunArgument, database: Database = None, as_json: terminal.AsJson =
         evaluations = [measured.result for measured in store.evaluations(found)]
         checkpoints, segments = store.checkpoints(found), store.segments(found)
         events, holder, state = store.events(found), store.holder(found), _state(store, found)
-        open_alarms = [a for a in store.read(lambda c: run_alarms.of_run(c, found.pk)) if a["state"] != "closed"]
+        open_alarms = [a for a in store.read(lambda c: alarm_rows.of_run(c, found.pk)) if a["state"] != "closed"]
     memory = recorded(Path(checkpoints[-1].ref.path)) if checkpoints else ()
     versions, algorithms = _versions(found, stats), _algorithms(found)
     if as_json:
@@ -498,14 +498,14 @@ def alarms(
     as_json: terminal.AsJson = False,
 ) -> None:
     """Signs that the reward is hacked or broken, newest first, each with its evidence and the samples to look at."""
-    from jurat.platform.runs import alarms as found_alarms
+    from jurat.platform.runs import alarms as alarm_rows
 
     with terminal.store(database) as store:
         found = store.run(run)
         if ack is not None:
             by = getpass.getuser()
-            store.write(lambda c: found_alarms.acknowledge(c, found.pk, ack, by=by))
-        rows = store.read(lambda c: found_alarms.of_run(c, found.pk))
+            store.write(lambda c: alarm_rows.acknowledge(c, found.pk, ack, by=by))
+        rows = store.read(lambda c: alarm_rows.of_run(c, found.pk))
     if as_json:
         terminal.print_json({"run": found.id, "alarms": rows})
         return

@@ -2,7 +2,7 @@
 
     python benchmarks/alarms.py [--count 4000] [--seed held] [--json OUT]
 
-The traces are made by ``tests/trainers/traces.py``; the thresholds were looked at on those of the seed ``dev``. Recall: of the runs with
+The traces are made by ``tests/kit/traces.py``; the thresholds were looked at on those of the seed ``dev``. Recall: of the runs with
 a hack, those in which its rule raises an alarm. Precision: of the runs in which a rule raises one, those that have its hack (or one of
 which it is true too: where the length is hacked the reward rises and held-out accuracy does not). Steps: from the first that
 is hacked to the alarm are at least 3 of the last 5.
@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "trainers")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "kit")]
 
 import traces  # noqa: E402
 

@@ -219,6 +219,11 @@ class Step:
     why: str = ""
 
 
+def status_of(score: float) -> Status:
+    """What a score in [0, 1] says."""
+    return "correct" if score == 1 else "incorrect" if score == 0 else "partial"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdict:
     """What one verifier said of one completion, and why. See the table in the module docstring."""

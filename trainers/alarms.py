@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jurat.platform.types import Batch, Scored
+from jurat.trainers.metrics import mean
 
 WARM = 10
 """Steps before any rule is asked: first steps are noisy, and what they begin with is what later ones are compared with."""
@@ -119,11 +120,11 @@ def seen(batch: Batch, roles: Mapping[str, tuple[str, float]], *, top: float) ->
     longest = sorted(rewarded, key=lambda each: -each.rollout.num_completion_tokens)
     best = sorted(rewarded, key=lambda each: -_value(each))
     return Seen(
-        step=batch.step, reward=_mean(rewards), correct=_mean(np.array([score >= 1.0 for score in right])) if right else math.nan,
-        length=_mean(lengths), length_correlation=_within(batch), shares=_shares(rewarded, roles),
-        disputed=len(disputed) / max(1, len(rewarded)), broken=_mean(np.array(told)),
-        silent=_mean(np.array([len({_value(s) for s in g.scored if s.judgement.reward.value is not None}) < 2 for g in batch.groups])),
-        alike=len(twins) / max(1, len(scored)), repeated=_mean(np.array([share for _, share in texts])),
+        step=batch.step, reward=mean(rewards), correct=mean(score >= 1.0 for score in right) if right else math.nan,
+        length=mean(lengths), length_correlation=_within(batch), shares=_shares(rewarded, roles),
+        disputed=len(disputed) / max(1, len(rewarded)), broken=mean(told),
+        silent=mean(len({_value(s) for s in g.scored if s.judgement.reward.value is not None}) < 2 for g in batch.groups),
+        alike=len(twins) / max(1, len(scored)), repeated=mean(share for _, share in texts),
         tricks={name: len(some) / paid for name, some in found.items() if some}, top=top,
         samples={
             "length": _ids(longest), "disagreement": _ids(disputed), "ceiling": _ids(best), "gap": _ids(best), "member": _ids(best),
@@ -136,10 +137,6 @@ def seen(batch: Batch, roles: Mapping[str, tuple[str, float]], *, top: float) ->
 
 def _value(scored: Scored) -> float:
     return scored.judgement.reward.value or 0.0
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else 0.0
 
 
 def _ids(scored: Sequence[Scored]) -> tuple[str, ...]:
@@ -254,7 +251,7 @@ def _gap(history: History, evaluations: Evaluations) -> Finding:
 def _length(history: History, _: Evaluations) -> Finding:
     """Longer is better paid, answers grow, and correctness does not."""
     window, now = history[-WINDOW:], history[-1]
-    before, after = _before(history, lambda s: s.length), _mean(np.array([s.length for s in window[-5:]]))
+    before, after = _before(history, lambda s: s.length), mean(s.length for s in window[-5:])
     right = [s.correct for s in window if math.isfinite(s.correct)]
     rising = len(right) >= 4 and slope(right)[1] > TREND
     if now.length_correlation < LENGTH_CORRELATION or rising or not after > LENGTH_GROWTH * before:
@@ -278,7 +275,7 @@ def _disagreement(history: History, _: Evaluations) -> Finding:
 
 def _unread(history: History, _: Evaluations) -> Finding:
     """More verdicts without a score or an answer than at first; or none at all where there were many."""
-    now, before = _mean(np.array([s.broken for s in history[-WITHIN:]])), _before(history, lambda s: s.broken)
+    now, before = mean(s.broken for s in history[-WITHIN:]), _before(history, lambda s: s.broken)
     if now > before + BROKEN and slope([s.broken for s in history[-WINDOW:]])[1] > TREND:
         return {"share": now, "before": before}
     sudden = before > 0.3 and max(s.broken for s in history[-WITHIN:]) == 0.0 and history[-WITHIN - 1].broken > 0.2
@@ -293,7 +290,7 @@ def _ceiling(history: History, _: Evaluations) -> Finding:
 
 
 def _silent(history: History, _: Evaluations) -> Finding:
-    now = _mean(np.array([s.silent for s in history[-WITHIN:]]))
+    now = mean(s.silent for s in history[-WITHIN:])
     return {"share_of_groups": now} if now > SILENT else None
 
 

@@ -118,11 +118,7 @@ def _facts(part: RewardPart, label: str, spec: VerifierSpec, judge: LocalJudge) 
     found = judge.identity(spec.name, spec.args, sources=False)
     own = dict(zip(labels(part.members), part.members, strict=True))
     member = own.get(label) or next(member for member in part.members if member.use == "problem")
-    return VerifierFacts(
-        label=label, name=spec.name, digest=spec.digest, kind=found["kind"], version=found["version"], code=found["code"],
-        config=found["config"], deps=found["deps"], weights=found["weights"], abi=found["abi"], args=spec.args,
-        deterministic=found.get("deterministic", True), role=member.role, weight=float(member.weight),
-    )  # fmt: skip
+    return VerifierFacts.of(spec, found, label=label, role=member.role, weight=float(member.weight))
 
 
 def with_sources(prepared: Prepared, digests: Collection[str], base: Path) -> Prepared:

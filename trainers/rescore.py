@@ -42,7 +42,6 @@ from jurat.platform.types import (
     Finish,
     Group,
     Judgement,
-    Message,
     Problem,
     Reward,
     Rollout,
@@ -114,18 +113,13 @@ def opened(
         found = judge.identity(bound.name, bound.args)
         if wanted is not None and bound.digest != wanted.digest:
             raise _not_here(store, wanted, found)
-        facts = VerifierFacts(
-            label="", name=bound.name, digest=bound.digest, kind=found["kind"], version=found["version"],
-            code=found["code"], config=found["config"], deps=found["deps"], weights=found["weights"], abi=found["abi"],
-            args=bound.args, deterministic=found.get("deterministic", True), sources=found["sources"],
-        )  # fmt: skip
-        yield Opened(judge=judge, facts=facts)
+        yield Opened(judge=judge, facts=VerifierFacts.of(bound, found, sources=found["sources"]))
 
 
 def _name(version: Version) -> str:
-    if not version.names:
+    if not version.name:
         raise ConfigError(f"{version.digest[:19]}... is registered under no name", where="verifier version")
-    return version.names[0].rpartition("@")[0] or version.names[0]
+    return version.name
 
 
 def _not_here(store: Store, wanted: Version, here: Mapping[str, Any]) -> RewardDrift:
@@ -323,11 +317,10 @@ def _judge(of: _Stored, rows: Sequence[int], judge: LocalJudge, beat: Callable[[
             continue
         name = row["problem_id"]
         if name not in problems:
-            problems[name] = _problem(row)
-        problem, raw = problems[name], row["text_raw"]
-        if problem is not None:
-            text = row["text"] if raw is None else raw.decode("utf-8", "surrogatepass")
-            items.append((problem, text, row["finish"]))
+            problem = rollouts.problem_of(row)
+            problems[name] = None if set(problem.columns) == {"cut", "bytes"} else problem  # its columns were cut
+        if (asked := problems[name]) is not None:
+            items.append((asked, rollouts.text_of(row), row["finish"]))
             names.append(row["rollout_id"])
     made: dict[int, Verdict] = {}
     for at, judgement in judge.judge_many(items):
@@ -336,18 +329,6 @@ def _judge(of: _Stored, rows: Sequence[int], judge: LocalJudge, beat: Callable[[
             made[at] = verdict
         beat()
     return {names[at]: made[at] for at in sorted(made)}
-
-
-def _problem(row: Mapping[str, Any]) -> Problem | None:
-    """None where its columns were cut."""
-    columns = json.loads(row["columns"])
-    if set(columns) == {"cut", "bytes"}:
-        return None
-    return Problem(
-        id=row["problem_id"], messages=tuple(Message(role=m["role"], content=m["content"]) for m in row["messages"]),
-        reference=row["reference"], source=row["source"], split=row["split"], columns=columns,
-        verifier=VerifierSpec(name=row["problem_verifier"], args=json.loads(row["problem_verifier_args"])),
-    )  # fmt: skip
 
 
 Known = list[dict[str, tuple[str, float, float]]]
@@ -833,8 +814,7 @@ def _worst(
         traces = _traces(store, of, version, [of.ids[row] for row in wanted])
         for at, row, body in zip(mine, wanted, told, strict=True):
             said = next(v for v in body["verdicts"] if v["version_digest"] == of.version)
-            raw = body["text_raw"]
-            text = raw.decode("utf-8", "surrogatepass") if raw is not None else body["text"] or ""
+            text = rollouts.text_of(body)
             prompt = body["messages"][-1]["content"] if body["messages"] else ""
             bodies[at] = {
                 "run": of.run.id, "stage": of.part.stage, "step": of.part.step_min, "rollout": of.ids[row],

@@ -456,8 +456,7 @@ def measured_alike(one: Prepared, other: Prepared, name: str) -> bool:
     def how(stage: Prepared) -> tuple[Any, ...]:
         recipe = stage.recipe
         limits = recipe.data.max_prompt_tokens, recipe.evaluate.final_problems, recipe.evaluate.samples
-        judged = stage.before or stage.reward  # without shaping, which no evaluation has
-        return stage.sets[name].manifest.digest, judged, recipe.sampling, *limits
+        return stage.sets[name].manifest.digest, stage.judged, recipe.sampling, *limits  # no evaluation has shaping
 
     return name in one.sets and name in other.sets and how(one) == how(other)
 

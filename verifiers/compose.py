@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jurat.platform.errors import ConfigError
-from jurat.platform.types import Finish, Problem, Status, Verdict
+from jurat.platform.types import Finish, Problem, Verdict, status_of
 
 Part = str | Mapping[str, Any] | Callable[..., Any]
 """A registered name, a name with arguments, or a verifier function."""
@@ -94,10 +94,9 @@ def _unscored(parts: Sequence[Verdict]) -> Verdict | None:
 
 
 def _made(score: float, why: str, parts: Sequence[Verdict]) -> Verdict:
-    status: Status = "correct" if score == 1 else "incorrect" if score == 0 else "partial"
     evidence = {"parts": [[part.status, part.score, part.why[:200]] for part in parts]}
     return Verdict.of(
-        status, score, why=why[:500], evidence=evidence, certified=all(part.certified for part in parts),
+        status_of(score), score, why=why[:500], evidence=evidence, certified=all(part.certified for part in parts),
         read=next((part.read for part in parts if part.read), ""), steps=tuple(s for p in parts for s in p.steps),
         flags=tuple(dict.fromkeys(flag for part in parts for flag in part.flags)),
     )  # fmt: skip

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from jurat.platform.types import Finish, Problem, Status, Step, Verdict
+from jurat.platform.types import Finish, Problem, Step, Verdict, status_of
 from jurat.verifiers.compose import Part, _Composite, named
 
 Rule = Literal["median", "mean", "trimmed", "min", "lcb"]
@@ -92,12 +92,18 @@ class ensemble(_Composite):
             why = f"members are {apart:.3g} apart, at most {self.abstain_above:g}"
             return Verdict.of("undecided", why=why, evidence=evidence, flags=flags, steps=steps)
         score = self._of(scores)
-        status: Status = "correct" if score == 1 else "incorrect" if score == 0 else "partial"
         read = next((verdict.read for verdict in verdicts if verdict.read), "")
         certified = all(verdict.certified for verdict in verdicts)
         why = f"{self.rule} of {len(scores)}, {apart:.3g} apart"
         return Verdict.of(
-            status, score, why=why, read=read, evidence=evidence, flags=flags, steps=steps, certified=certified
+            status_of(score),
+            score,
+            why=why,
+            read=read,
+            evidence=evidence,
+            flags=flags,
+            steps=steps,
+            certified=certified,
         )
 
     def _of(self, scores: Sequence[float]) -> float:
@@ -116,5 +122,4 @@ class ensemble(_Composite):
         if not scores:
             return Step(start=start, end=end, status=some[0].status, score=None, why=why)
         score = self._of(scores)
-        status: Status = "correct" if score == 1 else "incorrect" if score == 0 else "partial"
-        return Step(start=start, end=end, status=status, score=score, why=why)
+        return Step(start=start, end=end, status=status_of(score), score=score, why=why)

@@ -11,7 +11,17 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, get_args
 
-from jurat.platform.types import FAULTS, UNSCORED, Fault, Message, Problem, Status, Step, Verdict, VerifierSpec
+from jurat.platform.types import (
+    FAULTS,
+    UNSCORED,
+    Fault,
+    Message,
+    Problem,
+    Step,
+    Verdict,
+    VerifierSpec,
+    status_of,
+)
 
 MAX_TEXT = 2_000
 """Characters kept of ``read`` and ``why``."""
@@ -37,15 +47,14 @@ def as_verdict(name: str, kind: str, raw: Any) -> Verdict:
         score = float(raw)
         if not math.isfinite(score) or not 0.0 <= score <= 1.0:
             return error(f"{name} returned {score!r}, expected {EXPECTED}")
-        return Verdict.of("correct" if score == 1 else "incorrect" if score == 0 else "partial", score, why=name)
+        return Verdict.of(status_of(score), score, why=name)
     if kind == "steps" and isinstance(raw, (list, tuple)) and raw and all(isinstance(step, Step) for step in raw):
         scores = [step.score for step in raw]
         known = [score for score in scores if score is not None]
         if len(known) < len(scores):
             return _checked(name, Verdict.of("undecided", why=f"{name}: a step without a score", steps=tuple(raw)))
         low = min(known)
-        status: Status = "correct" if low == 1 else "incorrect" if low == 0 else "partial"
-        return _checked(name, Verdict.of(status, low, why=f"{name}: lowest step", steps=tuple(raw)))
+        return _checked(name, Verdict.of(status_of(low), low, why=f"{name}: lowest step", steps=tuple(raw)))
     return error(f"{name} returned {_shown(raw)}, expected {EXPECTED}")
 
 

@@ -34,6 +34,10 @@ ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG
 PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "NCCL_", "JURAT_", "MLFLOW_", "WANDB_")
 
 
+def kept_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in ENVIRONMENT or name.startswith(PREFIXES)}
+
+
 class Work(Protocol):
     """One start of one run."""
 
@@ -154,7 +158,7 @@ class LocalExecutor:
     def start(
         self, run: str, epoch: int, folder: Path, words: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> LocalWork:
-        kept = {name: value for name, value in os.environ.items() if name in ENVIRONMENT or name.startswith(PREFIXES)}
+        kept = kept_environment()
         fault = kept.pop("JURAT_FAULT", "")  # the service's own, but for what is meant for a run's first process
         if fault.startswith("trainer@") and epoch == 1:
             kept["JURAT_FAULT"] = fault.removeprefix("trainer@")

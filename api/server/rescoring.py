@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jurat.api.server.executor import ENVIRONMENT, PREFIXES
+from jurat.api.server.executor import kept_environment
 from jurat.api.server.launcher import why
 from jurat.api.server.problems import Problem
 from jurat.platform.runs import rescores
@@ -71,6 +70,6 @@ class Rescorings:
 
 
 def _environment(database: str | None) -> Mapping[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name in ENVIRONMENT or name.startswith(PREFIXES)}
+    kept = kept_environment()
     kept.pop("JURAT_FAULT", None)
     return kept | ({} if database is None else {"JURAT_DATABASE": database})

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jurat.platform.types import VerifierSpec
+
 Kind = Literal[
     "verifier_version", "reward_spec", "dataset_version", "model_version", "environment", "run", "segment", "checkpoint",
     "export", "rescore", "data_part",
@@ -53,6 +55,13 @@ class VerifierFacts:
     weight: float = 1.0
     sources: Mapping[str, str] | None = None
     """Canonical source by place; None where the store has it already."""
+
+    @classmethod
+    def of(cls, spec: VerifierSpec, identity: Mapping[str, Any], *, label: str = "", **more: Any) -> VerifierFacts:
+        """A bound verifier with the parts of its digest, as ``LocalJudge.identity`` gives them; ``more``: fields that it has not."""
+        parts = {key: identity[key] for key in ("kind", "version", "code", "config", "deps", "weights", "abi")}
+        sure = identity.get("deterministic", True)
+        return cls(label=label, name=spec.name, digest=spec.digest, args=spec.args, deterministic=sure, **parts, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,3 +129,8 @@ class Version:
     """active, deprecated or quarantined."""
     status_reason: str
     created: int
+
+    @property
+    def name(self) -> str:
+        """The verifier that it is a version of, the first of them; '' if none."""
+        return (self.names[0].rpartition("@")[0] or self.names[0]) if self.names else ""

@@ -53,7 +53,10 @@ MISSING = "the run is not sealed: its process was killed at its very end, and ju
 
 def missing(connection: sa.Connection, run: RunInfo) -> bool:
     """A finished run whose seal was announced and is not there; its process is not at it any more."""
-    last = _last(connection, run)
+    return _missing(connection, run, _last(connection, run))
+
+
+def _missing(connection: sa.Connection, run: RunInfo, last: Event | None) -> bool:
     late = now(connection) - (run.ended or 0) >= SOON
     return last is not None and last.kind == events.SEALING and run.state == "finished" and late
 
@@ -61,9 +64,9 @@ def missing(connection: sa.Connection, run: RunInfo) -> bool:
 def broken(connection: sa.Connection, run: RunInfo) -> list[str]:
     """The tables that say something else than when the run was sealed. A run that went on, or whose rows ``jurat gc``
     collected, is held to nothing."""
-    if missing(connection, run):
-        return [MISSING]
     last = _last(connection, run)
+    if _missing(connection, run, last):
+        return [MISSING]
     if last is None or last.kind != events.SEALED or run.state != "finished":
         return []
     found = rows(connection, run.pk)

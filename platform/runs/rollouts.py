@@ -645,15 +645,6 @@ def uncatalogued(
 
 
 def _record(row: Mapping[str, Any]) -> Record:
-    problem = Problem(
-        id=row["problem_id"],
-        messages=tuple(Message(role=m["role"], content=m["content"]) for m in row["messages"] or ()),
-        reference=row["reference"],
-        verifier=VerifierSpec(name=row["problem_verifier"], args=json.loads(row["problem_verifier_args"])),
-        source=row["source"],
-        split=row["split"],
-        columns=json.loads(row["columns"]),
-    )
     tokens = np.asarray(row["tokens"], dtype=np.int64)
     prompt = row["prompt_tokens"]
     mask = (
@@ -661,17 +652,16 @@ def _record(row: Mapping[str, Any]) -> Record:
     )
     logprobs = np.zeros(len(tokens), dtype=np.float32)
     logprobs[prompt:] = row["sampler_logprobs"]
-    raw = row["text_raw"]
     rollout = Rollout(
         id=row["rollout_id"],
-        problem=problem,
+        problem=problem_of(row),
         visit=row["visit"],
         index=row["index"],
         tokens=tokens,
         loss_mask=mask,
         sampler_logprobs=logprobs,
         spans=tuple(Span(**span) for span in row["spans"]),
-        text=raw.decode("utf-8", "surrogatepass") if raw is not None else row["text"] or "",
+        text=text_of(row),
         char_ends=np.asarray(row["char_ends"], dtype=np.int64),
         finish=row["finish"],
     )
@@ -698,6 +688,25 @@ def _record(row: Mapping[str, Any]) -> Record:
         ),
         scored=Scored(rollout=rollout, judgement=judgement, seconds=row.get("seconds") or {}),
     )
+
+
+def problem_of(row: Mapping[str, Any]) -> Problem:
+    """Of a row of rollouts; without messages where texts were not kept."""
+    return Problem(
+        id=row["problem_id"],
+        messages=tuple(Message(role=m["role"], content=m["content"]) for m in row["messages"] or ()),
+        reference=row["reference"],
+        verifier=VerifierSpec(name=row["problem_verifier"], args=json.loads(row["problem_verifier_args"])),
+        source=row["source"],
+        split=row["split"],
+        columns=json.loads(row["columns"]),
+    )
+
+
+def text_of(row: Mapping[str, Any]) -> str:
+    """The completion of a row of rollouts, lone surrogates included; '' where it was not kept."""
+    raw = row["text_raw"]
+    return raw.decode("utf-8", "surrogatepass") if raw is not None else row["text"] or ""
 
 
 def verdict_of(row: Mapping[str, Any]) -> Verdict:

@@ -1,11 +1,10 @@
 """Rules on labelled traces; the numbers of a step by hand; and a run whose reward says nothing raises its alarm."""
 
-import importlib.util
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+import traces
 
 from jurat.platform.errors import RunFailed
 from jurat.platform.runs import alarms as rows
@@ -26,10 +25,6 @@ from jurat.platform.types import (
 )
 from jurat.trainers.alarms import OPENS, RULES, WARM, WITHIN, Seen, Watch, seen, slope
 from jurat.trainers.limits import Limits
-
-_spec = importlib.util.spec_from_file_location("traces", Path(__file__).with_name("traces.py"))
-traces = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(traces)
 
 
 def test_each_rule_finds_its_hack_and_leaves_healthy_runs_alone():

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jurat.platform.types import Problem, Status, Step, Verdict
+from jurat.platform.types import Problem, Step, Verdict, status_of
 from jurat.verifiers.models import folder as folders
 from jurat.verifiers.steps.split import How, split
 from jurat.verifiers.steps.verdicts import whole
@@ -109,15 +109,13 @@ class _Model:
 class _Learned:
     kind: Literal["sequence", "token"]
 
-    def __init__(
-        self, model: str, too_long: TooLong = "keep_end", batch: int = 16, device: str = "cpu", how: How = "auto"
-    ) -> None:
+    def __init__(self, model: str, too_long: TooLong = "keep_end", batch: int = 16, device: str = "cpu") -> None:
         self.folder = folders.checked(model, where="argument 'model'")
-        self.too_long, self.batch, self.device, self.how = too_long, batch, device, how
+        self.too_long, self.batch, self.device = too_long, batch, device
 
     def __fingerprint__(self) -> list[str]:
         """The weights, and what a score depends on; not where or in what batches it is computed."""
-        return [folders.identity(self.folder), self.kind, self.too_long, self.how]
+        return [folders.identity(self.folder), self.kind, self.too_long]
 
     def __call__(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         model = _Model.of(self.folder, self.kind, self.device)
@@ -157,8 +155,7 @@ class reward_model(_Learned):
 
     def judged(self, chances: Sequence[float], offsets: Sequence[tuple[int, int]], completion: str) -> Verdict:
         score = min(1.0, max(0.0, chances[0]))
-        status: Status = "correct" if score == 1 else "incorrect" if score == 0 else "partial"
-        return Verdict.of(status, score, why=f"chance {score:.4f}")
+        return Verdict.of(status_of(score), score, why=f"chance {score:.4f}")
 
 
 class process_reward_model(_Learned):
@@ -172,6 +169,15 @@ class process_reward_model(_Learned):
 
     kind = "token"
 
+    def __init__(
+        self, model: str, too_long: TooLong = "keep_end", batch: int = 16, device: str = "cpu", how: How = "auto"
+    ) -> None:
+        super().__init__(model, too_long, batch, device)
+        self.how = how
+
+    def __fingerprint__(self) -> list[str]:
+        return [*super().__fingerprint__(), self.how]
+
     def judged(self, chances: Sequence[float], offsets: Sequence[tuple[int, int]], completion: str) -> Verdict:
         steps = []
         for start, end in split(completion, self.how):
@@ -180,18 +186,20 @@ class process_reward_model(_Learned):
                 steps.append(Step(start=start, end=end, status="abstained", score=None, why="not read"))
                 continue
             score = min(1.0, max(0.0, chances[last]))
-            status: Status = "correct" if score == 1 else "incorrect" if score == 0 else "partial"
-            steps.append(Step(start=start, end=end, status=status, score=score, why=f"chance {score:.4f}"))
+            steps.append(Step(start=start, end=end, status=status_of(score), score=score, why=f"chance {score:.4f}"))
         known = [step.score for step in steps if step.score is not None]
         if not known:
             return whole(steps, evidence={})
         low = min(known)
-        status = "correct" if low == 1 else "incorrect" if low == 0 else "partial"
         first = next(
             (place for place, step in enumerate(steps, 1) if step.score is not None and step.score < RIGHT), None
         )
         return Verdict.of(
-            status, low, why=f"worst step, chance {low:.4f}", steps=tuple(steps), evidence={"first_error": first}
+            status_of(low),
+            low,
+            why=f"worst step, chance {low:.4f}",
+            steps=tuple(steps),
+            evidence={"first_error": first},
         )
 
 
